@@ -1,0 +1,114 @@
+"""Labels are matched by name, never by position.
+
+1. Fold every name: lower case, without ``-``, ``_`` and spaces, so that ``NOT_ENTAILMENT`` is
+   ``notentailment``; then replace the few synonyms that public checkpoints use.
+2. A value in a file is a name, or an integer that counts into the task's own label names.
+3. A model label maps to the task label of the same folded name. Against a two-way inference task
+   (entailment, non-entailment) a model's neutral and contradiction both map to non-entailment
+   (McCoy et al. 2019, section 4).
+4. Every model label must map to a task label, and every task label must be mapped to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hc_lens.errors import HcLensError
+
+NO_LABEL = -1
+"""Label id of a row that has no gold label."""
+
+_SYNONYMS = {
+    # RTE and QNLI write "not_entailment" for what HANS calls "non-entailment".
+    "notentailment": "nonentailment",
+    # PAWS says "paraphrase" for what QQP, whose questions it rewrites, calls "duplicate".
+    "paraphrase": "duplicate",
+    "notparaphrase": "notduplicate",
+}
+_TWO_WAY = {"entailment", "nonentailment"}
+_COLLAPSED = {"neutral": "nonentailment", "contradiction": "nonentailment"}
+# SNLI and MNLI write "-" where the annotators did not agree, the Hub writes -1 for both.
+_NO_GOLD = {"", "-", "-1"}
+_PLACEHOLDER = re.compile(r"label\d+|\d+")
+
+
+def fold(name: str) -> str:
+    """The form in which two label names are compared."""
+    folded = re.sub(r"[-_\s]", "", name).lower()
+    return _SYNONYMS.get(folded, folded)
+
+
+def check_names(labels: Sequence[str]) -> tuple[str, ...]:
+    """Label names as a tuple; names that fold to the same form are an HcLensError."""
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise HcLensError(
+            f"expected labels as a list of names in id order, got {labels!r}; "
+            "pass for instance labels=['entailment', 'neutral', 'contradiction']"
+        )
+    if len({fold(label) for label in labels}) < len(labels):
+        raise HcLensError(
+            f"expected label names that differ by more than case and separators, got "
+            f"{list(labels)}; name each label once"
+        )
+    return tuple(labels)
+
+
+def label_id(value: Any, labels: Sequence[str]) -> int:
+    """Index in `labels` of a label as it stands in a file; `NO_LABEL` if the row has none."""
+    if value is None or value != value:  # NaN is how pandas writes a missing label
+        return NO_LABEL
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(int(value) if isinstance(value, bool) else value).strip()
+    names = [fold(label) for label in labels]
+    if text not in _NO_GOLD and fold(text) in names:
+        return names.index(fold(text))
+    if text in _NO_GOLD:
+        return NO_LABEL
+    if text.isdecimal() and int(text) < len(labels):
+        return int(text)
+    raise HcLensError(
+        f"expected a label among {list(labels)} (or its index), got {value!r}; "
+        "pass labels=[...] with the names that the rows use, in id order"
+    )
+
+
+def align(
+    model_labels: Mapping[int, str], task_labels: Sequence[str], names: Sequence[str] | None = None
+) -> list[int]:
+    """Task label id of each model label id, by name; `names` replaces the model's own names."""
+    own = [model_labels[place] for place in sorted(model_labels)]
+    if names is not None:
+        names = check_names(names)
+        if own and len(names) != len(own):
+            raise HcLensError(
+                f"expected labels=[...] with one name for each of the model's {len(own)} labels, "
+                f"got {list(names)}; name them in the order of the model's logits"
+            )
+    given = own if names is None else list(names)
+    targets = {fold(label): place for place, label in enumerate(task_labels)}
+    collapsed = _COLLAPSED if set(targets) == _TWO_WAY else {}
+    folded = [fold(name) for name in given]
+    mapped = [targets.get(collapsed.get(name, name), NO_LABEL) for name in folded]
+    if given and NO_LABEL not in mapped and set(mapped) == set(targets.values()):
+        return mapped
+    raise HcLensError(_mismatch(given, task_labels, mapped))
+
+
+def _mismatch(given: Sequence[str], task_labels: Sequence[str], mapped: Sequence[int]) -> str:
+    expected = f"expected model labels that name the task's labels {list(task_labels)}, got "
+    if not given or all(_PLACEHOLDER.fullmatch(fold(name)) for name in given):
+        shown = f"the placeholders {list(given)}" if given else "a model without label names"
+        return (
+            f"{expected}{shown}; say what the model's logits mean with "
+            "task.batches(model, labels=[...]), the names in the order of the logits"
+        )
+    strange = [name for name, place in zip(given, mapped, strict=True) if place == NO_LABEL]
+    absent = [label for place, label in enumerate(task_labels) if place not in mapped]
+    return (
+        f"{expected}{list(given)}: the task has no {strange}, the model has no {absent}; pick a "
+        "task the model was trained for, or rename the model's labels with "
+        "task.batches(model, labels=[...])"
+    )

@@ -1,0 +1,167 @@
+"""HookedEncoder and HookedTransformer with a classification head.
+
+1. An encoder's head is ``pooler`` (a dense layer and its activation at position 0) followed by
+   ``unembed`` with one column per label.
+2. A decoder's head is ``unembed`` with one column per label, read at the rightmost token that is
+   not a pad, wherever the pads stand.
+3. Both are the TransformerLens classes themselves plus this head: hooks, caches and weights keep
+   their names, and ``forward`` also takes Hugging Face's keyword names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens import HookedEncoder, HookedTransformer
+from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
+
+from hc_lens.errors import HcLensError
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.inputs import encode
+
+
+class _Classifier:
+    """What both kinds of hooked classifier carry besides their TransformerLens class."""
+
+    cfg: HookedTransformerConfig
+    labels: dict[int, str]
+    """Label names by id, as the checkpoint spells them."""
+    pad_token_id: int | None
+    """The pad id of the checkpoint's configuration, if it names one."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of weights, architecture and labels; the same in every process."""
+        return fingerprint(self)
+
+    def names_of(self, logits: Float[Tensor, "batch labels"]) -> list[str]:
+        """The name of the most probable label of each row."""
+        return [self.labels[place] for place in logits.argmax(-1).tolist()]
+
+
+def _check_return_type(return_type: str | None) -> None:
+    if return_type not in (None, "logits", "predictions"):
+        raise HcLensError(
+            "expected return_type 'logits', 'predictions' or None for a classifier, got "
+            f"{return_type!r}; compute a loss from the logits"
+        )
+
+
+class EncoderClassifier(_Classifier, HookedEncoder):
+    """A HookedEncoder whose output is [batch, labels]."""
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig,
+        labels: dict[int, str],
+        embed: nn.Module | None = None,
+        activation: nn.Module | None = None,
+    ):
+        """Blocks, pooler and classifier; `embed` and `activation` replace BERT's own."""
+        super().__init__(cfg, move_to_device=False)
+        # The language-model heads would hold uninitialised weights that no checkpoint fills.
+        del self.mlm_head, self.nsp_head
+        if embed is not None:
+            self.embed = embed
+        if activation is not None:
+            self.pooler.activation = activation
+        self.labels = labels
+        self.pad_token_id = None
+        self.setup()
+
+    def to_tokens(
+        self, input: Any, move_to_device: bool = True, truncate: bool = True
+    ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """Token ids, token types and mask; token types are zero where the tokenizer has none."""
+        inputs = encode(self, input)
+        tokens = inputs["input"]
+        types = inputs.get("token_type_ids", torch.zeros_like(tokens))
+        return tokens, types, inputs["one_zero_attention_mask"]
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Any = None,
+        return_type: str | None = "logits",
+        token_type_ids: Int[Tensor, "batch pos"] | None = None,
+        one_zero_attention_mask: Int[Tensor, "batch pos"] | None = None,
+        *,
+        input_ids: Int[Tensor, "batch pos"] | None = None,
+        attention_mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch labels"] | list[str] | None:
+        """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs."""
+        _check_return_type(return_type)
+        tokens = input_ids if input is None else input
+        mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
+        if not isinstance(tokens, Tensor):
+            tokens, token_type_ids, mask = self.to_tokens(tokens)
+        resid = self.encoder_output(tokens, token_type_ids, mask)
+        logits = self.unembed(self.pooler(resid))
+        if return_type is None:
+            return None
+        return self.names_of(logits) if return_type == "predictions" else logits
+
+
+class DecoderClassifier(_Classifier, HookedTransformer):
+    """A HookedTransformer whose output is [batch, labels], read at the last non-pad token."""
+
+    def __init__(self, cfg: HookedTransformerConfig, labels: dict[int, str]):
+        """Embedding, blocks and classifier of `cfg`, with cfg.d_vocab_out labels."""
+        super().__init__(cfg, move_to_device=False)
+        self.labels = labels
+        self.pad_token_id = None
+
+    def read_positions(
+        self,
+        tokens: Int[Tensor, "batch pos"] | None,
+        attention_mask: Int[Tensor, "batch pos"] | None,
+        like: Float[Tensor, "batch pos labels"],
+    ) -> Int[Tensor, "batch"]:
+        """Where the classifier reads: the rightmost token that is not a pad (0 if all are)."""
+        real = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
+        if tokens is not None and self.pad_token_id is not None:
+            real &= tokens.to(like.device) != self.pad_token_id
+        if attention_mask is not None:
+            real &= attention_mask.to(like.device).bool()
+        places = torch.arange(like.shape[1], device=like.device)
+        return (places * real).argmax(-1)
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Any = None,
+        return_type: str | None = "logits",
+        *,
+        input_ids: Int[Tensor, "batch pos"] | None = None,
+        attention_mask: Int[Tensor, "batch pos"] | None = None,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        tokens: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "..."] | list[str] | None:
+        """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs.
+
+        `start_at_layer` takes a residual stream as `input`; `stop_at_layer` returns one.
+        """
+        _check_return_type(return_type)
+        source = input_ids if input is None else input
+        if not isinstance(source, Tensor):
+            encoded = encode(self, source)
+            source, attention_mask = encoded["input"], encoded["attention_mask"]
+        if start_at_layer is None:
+            tokens = source
+        everywhere = super().forward(
+            source,
+            return_type="logits",
+            prepend_bos=False,
+            start_at_layer=start_at_layer,
+            stop_at_layer=stop_at_layer,
+            attention_mask=attention_mask,
+        )
+        if stop_at_layer is not None:
+            return everywhere
+        at = self.read_positions(tokens, attention_mask, everywhere)
+        logits = everywhere[torch.arange(len(at), device=at.device), at]
+        if return_type is None:
+            return None
+        return self.names_of(logits) if return_type == "predictions" else logits

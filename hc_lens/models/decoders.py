@@ -1,0 +1,101 @@
+"""From a Hugging Face decoder to a HookedTransformer, through TransformerLens's own converters.
+
+1. TransformerLens reads a configuration from a directory and knows causal language models only. It
+   gets a copy of the checkpoint's configuration under the language model's architecture name, in a
+   folder whose own name cannot be mistaken for a model (TransformerLens guesses from paths).
+2. A classifier goes through the same converter: its ``score`` matrix takes the place of the
+   language-model head, with one column per label and no bias.
+3. Rotary tables are copied from the Hugging Face model, so that every kind of rope scaling and its
+   float32 arithmetic carry over exactly.
+No folding and no centring: the weights stay the checkpoint's own.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformer_lens import HookedTransformer
+from transformer_lens import loading_from_pretrained as loading
+from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
+
+from hc_lens.models.classifiers import DecoderClassifier
+
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""Hugging Face model type -> the causal-LM architecture that TransformerLens converts."""
+
+
+def decoder_config(config: Any, device: Any, dtype: torch.dtype) -> HookedTransformerConfig:
+    """TransformerLens's configuration of a Hugging Face decoder."""
+    described = json.loads(config.to_json_string(use_diff=False))
+    described["architectures"] = [ARCHITECTURES[config.model_type]]
+    if "n_positions" in described:
+        # GPT-2 configurations saved by transformers 5 lack the older name TransformerLens reads.
+        described.setdefault("n_ctx", described["n_positions"])
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(described))
+        cfg = loading.get_pretrained_model_config(folder, device=device, dtype=dtype)
+    cfg.tokenizer_name = None
+    cfg.model_name = config.model_type
+    return cfg
+
+
+def _fill(model: HookedTransformer, hf_model: Any, view: Any) -> None:
+    """Copy the weights of `view` and the rotary tables of `hf_model` into `model`."""
+    cfg = model.cfg
+    head = (model.unembed.W_U, model.unembed.b_U)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        # The folder only tells the converter that the model is local; it is never read.
+        state = loading.get_pretrained_state_dict(folder, cfg, hf_model=view, dtype=cfg.dtype)
+    state["unembed.W_U"] = view.lm_head.weight.T
+    if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != head[1].shape:
+        state["unembed.b_U"] = torch.zeros_like(head[1])
+    state = {name: value.detach().to(cfg.dtype) for name, value in state.items()}
+    state = loading.fill_missing_keys(model, state)
+    model.load_state_dict(state, strict=False)
+    rotary = getattr(hf_model.base_model, "rotary_emb", None)
+    if rotary is not None and not cfg.rotary_adjacent_pairs:
+        _copy_rotary(model, rotary)
+
+
+def _copy_rotary(model: HookedTransformer, rotary: nn.Module) -> None:
+    for block in model.blocks:
+        attention = block.attn
+        places = torch.arange(len(attention.rotary_cos))[None]
+        cos, sin = rotary(torch.zeros(1, dtype=model.cfg.dtype), places)
+        attention.rotary_cos.copy_(cos[0])
+        attention.rotary_sin.copy_(sin[0])
+
+
+def convert(hf_model: Any, *, device: Any, dtype: torch.dtype) -> DecoderClassifier:
+    """A decoder's ...ForSequenceClassification as a HookedTransformer with its classifier."""
+    cfg = decoder_config(hf_model.config, device, dtype)
+    cfg.d_vocab_out = hf_model.config.num_labels
+    model = DecoderClassifier(cfg, dict(hf_model.config.id2label))
+    head = SimpleNamespace(weight=hf_model.score.weight)
+    view = SimpleNamespace(lm_head=head, config=hf_model.config)
+    setattr(view, hf_model.base_model_prefix, hf_model.base_model)
+    _fill(model, hf_model, view)
+    return model
+
+
+def convert_language_model(hf_model: Any, *, device: Any, dtype: torch.dtype) -> HookedTransformer:
+    """A decoder's language model as a plain HookedTransformer."""
+    model = HookedTransformer(
+        decoder_config(hf_model.config, device, dtype), move_to_device=False
+    )
+    _fill(model, hf_model, hf_model)
+    return model

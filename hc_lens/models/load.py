@@ -1,0 +1,231 @@
+"""`hc.load`: a Hugging Face checkpoint as a hooked model with the original's logits.
+
+1. `source` is a local directory, a Hub id or a Hugging Face model object.
+2. The configuration names the family and the head; anything else is refused with the known list.
+3. Hugging Face reads the weights (safetensors; a ``.bin`` only where there is nothing else, and then
+   as plain tensors). A weight that the file lacks is an error, never a random start.
+4. The family's file converts the weights; the tokenizer, the label names and the pad id go along.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformer_lens import HookedTransformer
+
+from hc_lens.errors import HcLensError
+from hc_lens.models import bert, decoders, distilbert, electra, roberta
+from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.quiet import quiet
+
+HookedModel = EncoderClassifier | DecoderClassifier | HookedTransformer
+
+CLASSIFIERS = {
+    "bert": bert.convert,
+    "roberta": roberta.convert,
+    "xlm-roberta": roberta.convert,
+    "distilbert": distilbert.convert,
+    "electra": electra.convert,
+    **dict.fromkeys(decoders.ARCHITECTURES, decoders.convert),
+}
+"""Hugging Face model type -> the converter of its sequence classifier."""
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+
+
+def load(
+    source: Any,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: Any = None,
+) -> HookedModel:
+    """Load a sequence classifier, or a causal language model, as a hooked model.
+
+    Args:
+        source: a local directory, a Hub id, or a Hugging Face model object.
+        device: where the model goes; by default TransformerLens's choice.
+        dtype: the type of the weights; float64 is exact to about 1e-14 against Hugging Face.
+        tokenizer: the tokenizer to use instead of the checkpoint's own.
+
+    Returns:
+        An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
+        `DecoderClassifier` (a HookedTransformer) for decoders; a plain HookedTransformer for a
+        causal language model. Each carries `tokenizer`, `labels` and `fingerprint`.
+    """
+    with quiet():
+        if isinstance(source, (str, Path)):
+            config = _read_config(source)
+            _check_head(config)
+            hf_model = _read_weights(source, config, dtype)
+            tokenizer = _read_tokenizer(source) if tokenizer is None else tokenizer
+        else:
+            hf_model, config = source, getattr(source, "config", None)
+            if config is None or not hasattr(hf_model, "state_dict"):
+                raise HcLensError(
+                    "expected a directory, a Hub id or a Hugging Face model, got "
+                    f"{type(source).__name__}; pass the path of a saved checkpoint"
+                )
+            config.architectures = [type(hf_model).__name__]
+            _check_head(config)
+        model = _convert(hf_model, config, device, dtype)
+    _carry(model, config, tokenizer)
+    return model
+
+
+def _is_language_model(config: Any) -> bool:
+    return (config.architectures or [""])[0] == decoders.ARCHITECTURES.get(config.model_type)
+
+
+def _check_head(config: Any) -> None:
+    """Refuse what is neither a sequence classifier nor a causal language model of a known family."""
+    family = config.model_type
+    if family not in CLASSIFIERS:
+        raise HcLensError(
+            f"expected a model of one of the families {sorted(CLASSIFIERS)}, got {family!r}; "
+            "convert the checkpoint to one of these or open an issue for its family"
+        )
+    architecture = (config.architectures or ["none named in config.json"])[0]
+    if _is_language_model(config):
+        return
+    if not architecture.endswith("ForSequenceClassification"):
+        raise HcLensError(
+            "expected a sequence classifier (...ForSequenceClassification) or a causal language "
+            f"model, got {architecture}; fine-tune it with a classification head first"
+        )
+    if config.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
+        raise HcLensError(
+            "expected a classifier with at least 2 labels, got a regression head "
+            f"(num_labels={config.num_labels}, problem_type={config.problem_type!r}); "
+            "load a checkpoint trained for classification"
+        )
+
+
+def _read_config(source: str | Path) -> Any:
+    from transformers import AutoConfig
+
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise HcLensError(
+                f"expected config.json in {folder}, got {sorted(p.name for p in folder.iterdir())[:5]}; "
+                "pass the directory that save_pretrained wrote"
+            )
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+            raise HcLensError(
+                f"expected weights (model.safetensors) in {folder}, found none; "
+                "pass the directory that save_pretrained wrote"
+            )
+    elif folder.exists() or str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1:
+        raise HcLensError(
+            f"expected a directory with a checkpoint, got {source}, which is not a directory; "
+            "check the path"
+        )
+    try:
+        return AutoConfig.from_pretrained(str(_place(source)))
+    except ValueError as error:
+        raise HcLensError(
+            f"expected a configuration of one of the families {sorted(CLASSIFIERS)}, got one that "
+            f"transformers cannot read from {source}: {_first_line(error)}"
+        ) from error
+    except OSError as error:
+        raise HcLensError(
+            f"expected a local directory or a reachable Hub id, got {source!r}: "
+            f"{_first_line(error)}; without a network, pass the path of a downloaded checkpoint"
+        ) from error
+
+
+def _place(source: str | Path) -> str | Path:
+    folder = Path(source).expanduser()
+    return folder if folder.is_dir() else source
+
+
+def _read_weights(source: str | Path, config: Any, dtype: torch.dtype) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    language_model = _is_language_model(config)
+    auto = AutoModelForCausalLM if language_model else AutoModelForSequenceClassification
+    place = _place(source)
+    local_bin = isinstance(place, Path) and not any(place.glob("*.safetensors"))
+    try:
+        hf_model, report = auto.from_pretrained(
+            str(place),
+            config=config,
+            dtype=dtype,
+            use_safetensors=False if local_bin else None,
+            weights_only=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
+        raise HcLensError(
+            f"expected readable weights in {source}, got {type(error).__name__}: "
+            f"{_first_line(error)}; download or save the checkpoint again"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing or report.get("mismatched_keys"):
+        raise HcLensError(
+            f"expected every weight of {type(hf_model).__name__} in {source}, missing "
+            f"{missing[:3]}, of another shape {sorted(map(str, report['mismatched_keys']))[:3]}; "
+            "fine-tune the checkpoint so that its head is saved with it"
+        )
+    return hf_model
+
+
+def _read_tokenizer(source: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    place = _place(source)
+    # transformers 5 builds an empty tokenizer where there is none, so the files are looked for.
+    if isinstance(place, Path) and not any((place / name).is_file() for name in _TOKENIZER_FILES):
+        raise HcLensError(
+            f"expected a tokenizer in {source} (one of {list(_TOKENIZER_FILES)}), found none; "
+            "save it there with tokenizer.save_pretrained, or pass tokenizer=..."
+        )
+    try:
+        return AutoTokenizer.from_pretrained(str(place))
+    except (OSError, ValueError) as error:
+        raise HcLensError(
+            f"expected a readable tokenizer in {source}: {_first_line(error)}; pass tokenizer=..."
+        ) from error
+
+
+def _convert(hf_model: Any, config: Any, device: Any, dtype: torch.dtype) -> HookedModel:
+    if _is_language_model(config):
+        model = decoders.convert_language_model(hf_model, device=device, dtype=dtype)
+    else:
+        model = CLASSIFIERS[config.model_type](hf_model, device=device, dtype=dtype)
+    model.to(model.cfg.device, print_details=False)
+    return model.requires_grad_(False).eval()
+
+
+def _carry(model: HookedModel, config: Any, tokenizer: Any) -> None:
+    """Give the model its tokenizer, pad id, labels and fingerprint."""
+    tokenizer = copy.deepcopy(tokenizer)
+    if tokenizer is not None and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.tokenizer = tokenizer
+    if isinstance(model, HookedTransformer):
+        # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
+        puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
+        model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
+    model.pad_token_id = config.pad_token_id
+    if not isinstance(model, (EncoderClassifier, DecoderClassifier)):
+        model.labels = {}
+        model.fingerprint = fingerprint(model)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
