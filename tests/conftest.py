@@ -31,9 +31,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture()
+@pytest.fixture
 def hooked(family: str):
     """A tiny hooked classifier with its tokenizer, float64."""
-    return hc.load(
-        tiny.tiny_hf(family), dtype=torch.float64, tokenizer=tiny.tokenizer_for(family)
-    )
+    return hc.load(tiny.tiny_hf(family), dtype=torch.float64, tokenizer=tiny.tokenizer_for(family))

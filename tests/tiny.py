@@ -100,7 +100,7 @@ def tiny_inputs(
     return inputs
 
 
-WORDS = (
+WORDS = (  # noqa: SIM905
     "the a doctor lawyer judge artist banker student saw helped admired called slept ran near by "
     "if said that and not who old young did was in on today . ,"
 ).split()

@@ -1,62 +1,67 @@
-"""The tasks that `Task.named` knows: where their rows are, and what their columns are called."""
+"""The tasks that `Task.named` knows: where their rows are, and what their columns are called.
+
+Public copies of one task differ in column names and write labels as names or as integers. The
+table below holds the names in use and the order of the integers, as the Hub documents them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hc_lens.data.rows import Layout
 from hc_lens.errors import HcLensError
 
-_PAIRS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"))
-_LABELS = ("gold_label", "label", "is_duplicate")
 _IDS = ("pairID", "id", "idx", "index")
-_NLI = ("entailment", "neutral", "contradiction")
-_DUPLICATE = ("not_duplicate", "duplicate")
 
 
 @dataclass(frozen=True)
 class Known:
-    """One named task: its labels, its source on the Hub and the column names of its copies."""
+    """One named task: its labels, its columns and its source on the Hub."""
 
     labels: tuple[str, ...]
     """Label names, in the order of the integers in the task's files."""
-    columns: tuple[str, str]
-    """Names that the two texts get."""
+    layout: Layout
+    """What its columns are called in the copies in use."""
     repo: str | None
-    """Dataset id on the Hub; None if the task may not be published there."""
+    """Dataset id on the Hub; None if the task is not published there."""
     config: str | None = None
     """Configuration of the Hub dataset."""
     revision: str | None = None
     """Revision of the Hub dataset; None for its main branch."""
-    pairs: tuple[tuple[str, str], ...] = _PAIRS
-    """Names that the two texts have in the copies in use, the first that is there wins."""
-    label: tuple[str, ...] = _LABELS
-    """Names that the label has in the copies in use."""
-    id: tuple[str, ...] = _IDS
-    """Names that the row's own id has in the copies in use."""
-    case: tuple[str, ...] = ()
-    """Columns whose values, joined by an underscore, name a row's case."""
-    help: str = "pass path= with a file or folder of its rows"
+    remedy: str = "pass path= with a file or folder of its rows"
     """What to do when the Hub cannot give the rows."""
 
 
+def _inference(case: tuple[str, ...] = ()) -> Layout:
+    texts = (("premise", "hypothesis"), ("sentence1", "sentence2"))
+    return Layout(texts[0], texts, ("gold_label", "label"), case, _IDS)
+
+
+def _questions(byte_literals: bool = False) -> Layout:
+    texts = (("question1", "question2"), ("sentence1", "sentence2"))
+    return Layout(texts[0], texts, ("is_duplicate", "label"), (), _IDS, byte_literals)
+
+
+_NLI = ("entailment", "neutral", "contradiction")
+_DUPLICATE = ("not_duplicate", "duplicate")
+
 KNOWN = {
-    "mnli": Known(_NLI, ("premise", "hypothesis"), "nyu-mll/glue", "mnli"),
-    "snli": Known(_NLI, ("premise", "hypothesis"), "stanfordnlp/snli"),
-    "qqp": Known(_DUPLICATE, ("question1", "question2"), "nyu-mll/glue", "qqp"),
+    "mnli": Known(_NLI, _inference(), "nyu-mll/glue", "mnli"),
+    "snli": Known(_NLI, _inference(), "stanfordnlp/snli"),
+    "qqp": Known(_DUPLICATE, _questions(), "nyu-mll/glue", "qqp"),
     "hans": Known(
         ("entailment", "non-entailment"),
-        ("premise", "hypothesis"),
+        _inference(case=("heuristic", "subcase")),
         "jhu-cogsci/hans",
         # The main branch holds a loading script, which datasets >= 4 does not run.
         revision="refs/convert/parquet",
-        case=("heuristic", "subcase"),
-        help="pass path= with heuristics_evaluation_set.txt of github.com/tommccoy1/hans",
+        remedy="pass path= with heuristics_evaluation_set.txt of github.com/tommccoy1/hans",
     ),
     "paws-qqp": Known(
         _DUPLICATE,
-        ("sentence1", "sentence2"),
+        _questions(byte_literals=True),
         None,
-        help="make the files with github.com/google-research-datasets/paws (the licence of QQP "
+        remedy="make the files with github.com/google-research-datasets/paws (the licence of QQP "
         "does not let them be published) and pass path= with the file or folder",
     ),
 }
@@ -66,7 +71,7 @@ def known(name: str) -> Known:
     """The named task; an unknown name is an HcLensError that lists the known ones."""
     if name not in KNOWN:
         raise HcLensError(
-            f"expected a task named {', '.join(KNOWN)}, got {name!r}; read other rows with "
-            "Task.from_files, Task.from_hub or Task.from_rows"
+            f"expected one of the named tasks {', '.join(KNOWN)}, got {name!r}; read other rows "
+            "with Task.from_files, Task.from_hub or Task.from_rows"
         )
     return KNOWN[name]

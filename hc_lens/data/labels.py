@@ -1,7 +1,7 @@
 """Labels are matched by name, never by position.
 
-1. Fold every name: lower case, without ``-``, ``_`` and spaces, so that ``NOT_ENTAILMENT`` is
-   ``notentailment``; then replace the few synonyms that public checkpoints use.
+1. Fold every name: lower case, without the ``-``, ``_`` and spaces between words, so that
+   ``NOT_ENTAILMENT`` is ``notentailment``; then replace the few synonyms in public use.
 2. A value in a file is a name, or an integer that counts into the task's own label names.
 3. A model label maps to the task label of the same folded name. Against a two-way inference task
    (entailment, non-entailment) a model's neutral and contradiction both map to non-entailment
@@ -36,7 +36,7 @@ _PLACEHOLDER = re.compile(r"label\d+|\d+")
 
 def fold(name: str) -> str:
     """The form in which two label names are compared."""
-    folded = re.sub(r"[-_\s]", "", name).lower()
+    folded = re.sub(r"(?<=[a-z0-9])[-_\s]+(?=[a-z0-9])", "", name.strip().lower())
     return _SYNONYMS.get(folded, folded)
 
 
@@ -55,15 +55,24 @@ def check_names(labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a label as it stands in a file says that the row has none."""
+    return _text(value) in _NO_GOLD
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:  # NaN is how pandas writes a missing value
+        return ""
+    # pandas turns whole numbers into floats beside a missing value; a bool is 0 or 1.
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value) if whole else value).strip()
+
+
 def label_id(value: Any, labels: Sequence[str]) -> int:
     """Index in `labels` of a label as it stands in a file; `NO_LABEL` if the row has none."""
-    if value is None or value != value:  # NaN is how pandas writes a missing label
-        return NO_LABEL
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(int(value) if isinstance(value, bool) else value).strip()
+    text = _text(value)
     names = [fold(label) for label in labels]
-    if text not in _NO_GOLD and fold(text) in names:
+    if fold(text) in names:
         return names.index(fold(text))
     if text in _NO_GOLD:
         return NO_LABEL

@@ -42,6 +42,17 @@ class _Classifier:
         return [self.labels[place] for place in logits.argmax(-1).tolist()]
 
 
+def _given(input: Any, input_ids: Any) -> Any:
+    """What the caller gave to read, under either name."""
+    source = input_ids if input is None else input
+    if source is None:
+        raise HcLensError(
+            "expected token ids or text as the first argument (or input_ids=), got neither; "
+            "call model(**batch.inputs) or model('a sentence')"
+        )
+    return source
+
+
 def _check_return_type(return_type: str | None) -> None:
     if return_type not in (None, "logits", "predictions"):
         raise HcLensError(
@@ -67,7 +78,7 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         if embed is not None:
             self.embed = embed
         if activation is not None:
-            self.pooler.activation = activation
+            setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
         self.labels = labels
         self.pad_token_id = None
         self.setup()
@@ -93,7 +104,7 @@ class EncoderClassifier(_Classifier, HookedEncoder):
     ) -> Float[Tensor, "batch labels"] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs."""
         _check_return_type(return_type)
-        tokens = input_ids if input is None else input
+        tokens = _given(input, input_ids)
         mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
         if not isinstance(tokens, Tensor):
             tokens, token_type_ids, mask = self.to_tokens(tokens)
@@ -118,7 +129,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         tokens: Int[Tensor, "batch pos"] | None,
         attention_mask: Int[Tensor, "batch pos"] | None,
         like: Float[Tensor, "batch pos labels"],
-    ) -> Int[Tensor, "batch"]:
+    ) -> Int[Tensor, batch]:
         """Where the classifier reads: the rightmost token that is not a pad (0 if all are)."""
         real = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
         if tokens is not None and self.pad_token_id is not None:
@@ -138,13 +149,13 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         tokens: Int[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, "..."] | list[str] | None:
+    ) -> Float[Tensor, ...] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs.
 
         `start_at_layer` takes a residual stream as `input`; `stop_at_layer` returns one.
         """
         _check_return_type(return_type)
-        source = input_ids if input is None else input
+        source = _given(input, input_ids)
         if not isinstance(source, Tensor):
             encoded = encode(self, source)
             source, attention_mask = encoded["input"], encoded["attention_mask"]

@@ -94,8 +94,6 @@ def convert(hf_model: Any, *, device: Any, dtype: torch.dtype) -> DecoderClassif
 
 def convert_language_model(hf_model: Any, *, device: Any, dtype: torch.dtype) -> HookedTransformer:
     """A decoder's language model as a plain HookedTransformer."""
-    model = HookedTransformer(
-        decoder_config(hf_model.config, device, dtype), move_to_device=False
-    )
+    model = HookedTransformer(decoder_config(hf_model.config, device, dtype), move_to_device=False)
     _fill(model, hf_model, hf_model)
     return model

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -41,7 +41,10 @@ def pad_id(model: Any) -> int:
     """The token id to pad with: what the checkpoint names, else any id (the mask hides it)."""
     tokenizer = getattr(model, "tokenizer", None)
     candidates = [getattr(model, "pad_token_id", None)]
-    candidates += [getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "eos_token_id", None)]
+    candidates += [
+        getattr(tokenizer, "pad_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    ]
     return next((int(candidate) for candidate in candidates if candidate is not None), 0)
 
 
@@ -90,7 +93,7 @@ def mask_of(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"]:
 def encode(model: Any, texts: Text | Sequence[Text]) -> dict[str, Tensor]:
     """Keyword arguments for ``model(**inputs)`` from sentences or (premise, hypothesis) pairs."""
     tokenizer = tokenizer_of(model)
-    rows: list[Text] = [texts] if isinstance(texts, (str, tuple)) else list(texts)
+    rows = cast(list[Text], [texts] if isinstance(texts, (str, tuple)) else list(texts))
     encodings = [tokenizer(row) if isinstance(row, str) else tokenizer(*row) for row in rows]
     longest = max(len(encoding["input_ids"]) for encoding in encodings)
     if longest > model.cfg.n_ctx:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformer_lens import HookedTransformer
@@ -135,15 +135,15 @@ def _read_config(source: str | Path) -> Any:
         )
     try:
         return AutoConfig.from_pretrained(str(_place(source)))
-    except ValueError as error:
-        raise HcLensError(
-            f"expected a configuration of one of the families {sorted(CLASSIFIERS)}, got one that "
-            f"transformers cannot read from {source}: {_first_line(error)}"
-        ) from error
     except OSError as error:
         raise HcLensError(
             f"expected a local directory or a reachable Hub id, got {source!r}: "
             f"{_first_line(error)}; without a network, pass the path of a downloaded checkpoint"
+        ) from error
+    except Exception as error:  # each family's configuration class fails in its own way
+        raise HcLensError(
+            f"expected a configuration of one of the families {sorted(CLASSIFIERS)}, got one that "
+            f"transformers cannot read from {source}: {_first_line(error)}"
         ) from error
 
 
@@ -161,7 +161,7 @@ def _read_weights(source: str | Path, config: Any, dtype: torch.dtype) -> Any:
     place = _place(source)
     local_bin = isinstance(place, Path) and not any(place.glob("*.safetensors"))
     try:
-        hf_model, report = auto.from_pretrained(
+        hf_model, report = cast(Any, auto).from_pretrained(
             str(place),
             config=config,
             dtype=dtype,
@@ -207,7 +207,7 @@ def _convert(hf_model: Any, config: Any, device: Any, dtype: torch.dtype) -> Hoo
         model = decoders.convert_language_model(hf_model, device=device, dtype=dtype)
     else:
         model = CLASSIFIERS[config.model_type](hf_model, device=device, dtype=dtype)
-    model.to(model.cfg.device, print_details=False)
+    model.to(model.cfg.device or "cpu", print_details=False)
     return model.requires_grad_(False).eval()
 
 
@@ -223,8 +223,7 @@ def _carry(model: HookedModel, config: Any, tokenizer: Any) -> None:
         model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
     model.pad_token_id = config.pad_token_id
     if not isinstance(model, (EncoderClassifier, DecoderClassifier)):
-        model.labels = {}
-        model.fingerprint = fingerprint(model)
+        vars(model).update(labels={}, fingerprint=fingerprint(model))
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens.components import BertEmbed
+from transformer_lens.components.bert_embed import BertEmbed
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 from hc_lens.models.classifiers import EncoderClassifier
