@@ -7,12 +7,19 @@ The public names stand here in the order of the pipeline. Each is imported on fi
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hc_lens.ablate import ablate, attach, masked
     from hc_lens.data import Batch, Batches, Task
     from hc_lens.errors import HcLensError
+    from hc_lens.gates import HardConcrete
+    from hc_lens.importance import importance
+    from hc_lens.means import Means, collect_means
     from hc_lens.models import load
+    from hc_lens.sources import Counterfactual, Resample, Source, Zero
     from hc_lens.units import Unit, UnitSpace
 
 __version__ = "0.1.0"
@@ -25,16 +32,38 @@ _HOME = {
     "Task": "hc_lens.data",
     "Batch": "hc_lens.data",
     "Batches": "hc_lens.data",
+    "collect_means": "hc_lens.means",
+    "Means": "hc_lens.means",
+    "Source": "hc_lens.sources",
+    "Zero": "hc_lens.sources",
+    "Resample": "hc_lens.sources",
+    "Counterfactual": "hc_lens.sources",
+    "ablate": "hc_lens.ablate",
+    "masked": "hc_lens.ablate",
+    "attach": "hc_lens.ablate",
+    "HardConcrete": "hc_lens.gates",
+    "importance": "hc_lens.importance",
 }
 
 __all__ = [
     "Batch",
     "Batches",
+    "Counterfactual",
+    "HardConcrete",
     "HcLensError",
+    "Means",
+    "Resample",
+    "Source",
     "Task",
     "Unit",
     "UnitSpace",
+    "Zero",
+    "ablate",
+    "attach",
+    "collect_means",
+    "importance",
     "load",
+    "masked",
 ]
 
 
@@ -48,3 +77,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """A package in which `hc_lens.ablate` stays the function when the module of that name loads."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

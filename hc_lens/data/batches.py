@@ -2,7 +2,8 @@
 
 1. Sort the rows by their number of tokens; rows of one length stand in an order drawn from the
    seed.
-2. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token budget.
+2. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token
+   budget, or before more than a tenth of it is padding.
 3. Shuffle the batches with the same seed.
 4. Pad a batch to its own longest row, no further.
 5. `Batches.restore` undoes the order: each batch knows the positions of its rows in the split.
@@ -10,15 +11,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from datasets import Dataset
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import mask_of, name_inputs, pad, pad_id
+
+MOST_PADDING = 0.1
+"""Largest share of padding in a batch."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,11 @@ class Batch:
 
     inputs: dict[str, Tensor]
     """Keyword arguments of the model: token ids, attention mask, token types if it has them."""
-    labels: Int[Tensor, batch]
+    labels: Int[Tensor, " batch"]
     """Index of each row's label in `Batches.labels`; -1 for a row without one."""
     cases: tuple[str, ...]
     """Name of each row's case."""
-    rows: Int[Tensor, batch]
+    rows: Int[Tensor, " batch"]
     """Position of each row in ``task.dataset(split)``."""
 
     @property
@@ -90,7 +96,7 @@ class Batches:
     """Task and split, such as ``"mnli/train"``."""
     labels: tuple[str, ...]
     """The task's label names, which `Batch.labels` counts into."""
-    to_task: Int[Tensor, model_labels]
+    to_task: Int[Tensor, " model_labels"]
     """Task label id of each model label id, matched by name; empty for a task without labels."""
     n_dropped: int
     """Number of rows of the split that were left out as they have no gold label."""
@@ -98,7 +104,7 @@ class Batches:
     """Number of rows that were cut to `max_length`."""
     fingerprint: str
     """Hash of the rows, the tokenizer and every setting that decides a batch."""
-    rows: Int[Tensor, rows]
+    rows: Int[Tensor, " rows"]
     """Position of each row in ``task.dataset(split)``, in the order that `restore` gives."""
     _table: Dataset
     """Token ids, length, label and case of each row, in the order of `rows`."""
@@ -121,7 +127,7 @@ class Batches:
         padded = sum(len(batch) * max(lengths[row] for row in batch) for batch in self._order)
         return 1 - sum(lengths) / padded
 
-    def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, batch]:
+    def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
         """Task label of the largest logit: for HANS neutral and contradiction are both 1."""
         return self._to_task(logits)[logits.argmax(dim=-1)]
 
@@ -135,7 +141,7 @@ class Batches:
         return torch.stack(summed, dim=-1)
 
     def restore(self, values: Sequence[Tensor]) -> Tensor:
-        """Results of each batch, in the order of iteration, as one tensor in the order of `rows`."""
+        """Results of every batch in turn, as one tensor in the order of `rows`."""
         flat = torch.cat(list(values)) if len(values) else torch.empty(0)
         if len(flat) != self.n_rows:
             raise HcLensError(
@@ -199,9 +205,13 @@ def bucket(lengths: Sequence[int], token_budget: int, seed: int) -> list[list[in
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(lengths), generator=generator).tolist()
     batches: list[list[int]] = [[]]
+    real = 0  # tokens of the open batch, without padding
     for row in sorted(shuffled, key=lambda row: lengths[row]):
-        if (len(batches[-1]) + 1) * lengths[row] > token_budget:
+        padded = (len(batches[-1]) + 1) * lengths[row]
+        real += lengths[row]
+        if padded > token_budget or real < (1 - MOST_PADDING) * padded:
             batches.append([])
+            real = lengths[row]
         batches[-1].append(row)
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[place] for place in order]

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
-from datasets import Dataset
+from datasets import Dataset, config
 
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import is_encoder, tokenizer_of
@@ -98,7 +97,7 @@ class Encoder:
     def table(self, rows: Dataset, columns: tuple[str, ...], where: str) -> Dataset:
         """The token ids of all rows, memory-mapped from the cache."""
         key = self.key(rows, columns)
-        folder = Path(datasets.config.HF_DATASETS_CACHE) / "hc_lens"
+        folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             table = rows.select_columns(list(columns)).map(
@@ -123,9 +122,9 @@ class Encoder:
         n_long = sum(length > self.limit for length in lengths)
         if n_long:
             raise HcLensError(
-                f"expected rows of at most {self.limit} tokens (the model's context), got {n_long} "
-                f"longer rows in {where}, the longest of {max(lengths)}; cut them with "
-                f"max_length={self.limit} or less"
+                f"expected rows of at most {self.limit} tokens (the context of the model and its "
+                f"tokenizer), got {n_long} longer rows in {where}, the longest of {max(lengths)}; "
+                f"cut them with max_length={self.limit} or less"
             )
         if min(lengths) == 0:
             raise HcLensError(

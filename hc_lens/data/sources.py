@@ -21,7 +21,7 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pyarrow.parquet
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, config
 
 from hc_lens.errors import HcLensError
 
@@ -70,17 +70,17 @@ def read_files(files: Files, task: str | None = None) -> dict[str, Dataset]:
 
 
 def read_hub(
-    repo: str, config: str | None, revision: str | None, remedy: str
+    repo: str, subset: str | None, revision: str | None, remedy: str
 ) -> dict[str, Dataset]:
     """One table a split from the Hub; any failure is an HcLensError that ends in `remedy`."""
-    wanted = repo if config is None else f"{repo} ({config})"
+    wanted = repo if subset is None else f"{repo} ({subset})"
     try:
         if not _reachable(repo) and not _in_cache(repo):
             raise HcLensError(
                 f"expected to read {wanted} from the Hugging Face Hub, got no connection and no "
                 f"cached copy; check the network, or {remedy}"
             )
-        loaded = datasets.load_dataset(repo, config, revision=revision)
+        loaded = datasets.load_dataset(repo, subset, revision=revision)
     except HcLensError:
         raise
     except Exception as error:  # datasets raises a dozen types here, and none says what to do
@@ -88,7 +88,7 @@ def read_hub(
             f"expected to read {wanted} from the Hugging Face Hub, got {_first_line(error)}; "
             f"check the name and the network, or {remedy}"
         ) from error
-    return dict(loaded)
+    return {str(split): table for split, table in loaded.items()}
 
 
 def read_rows(rows: Table | Mapping[str, Table]) -> dict[str, Dataset]:
@@ -135,7 +135,7 @@ def _reachable(repo: str) -> bool:
 
 def _in_cache(repo: str) -> bool:
     owner = repo.split("/")[0]
-    return any(Path(datasets.config.HF_DATASETS_CACHE).glob(f"{owner}___*"))
+    return any(Path(config.HF_DATASETS_CACHE).glob(f"{owner}___*"))
 
 
 def _as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -179,7 +179,9 @@ def _read_saved(path: Path) -> dict[str, Dataset]:
         saved = datasets.load_from_disk(str(path))
     except Exception as error:
         raise HcLensError(_unreadable(path, error)) from error
-    return dict(saved) if isinstance(saved, DatasetDict) else {str(saved.split or ONLY): saved}
+    if isinstance(saved, DatasetDict):
+        return {str(split): table for split, table in saved.items()}
+    return {str(saved.split or ONLY): saved}
 
 
 def _read_shards(paths: Sequence[Path]) -> Dataset:

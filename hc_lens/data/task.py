@@ -46,6 +46,12 @@ class Task:
     """Splits that have been brought into one form."""
 
     def __post_init__(self) -> None:
+        empty = [split for split, table in self._tables.items() if not table.column_names]
+        if empty or not self._tables:
+            raise HcLensError(
+                f"expected rows in every split of {self.name}, got none in {empty or 'any'}; "
+                "leave empty splits out"
+            )
         for split, table in self._tables.items():
             find(table, self._layout.texts, f"{self.name}/{split}")
 
@@ -123,7 +129,7 @@ class Task:
         case: str | None = None,
         name: str = "rows",
     ) -> Task:
-        """Rows in memory: a list of dicts, a DataFrame or a Dataset, or a mapping of splits to them.
+        """Rows in memory: a list of dicts, a DataFrame, a Dataset, or a mapping of splits to such.
 
         The other arguments are those of `from_files`.
         """
@@ -231,8 +237,7 @@ class Task:
     def _split(self, split: str | None) -> str:
         if split is None:
             split = self.splits[0] if len(self.splits) == 1 else "train"
-        named = sources.split_in(split)
-        for name in (split, named):
+        for name in (split, sources.split_in(split) or split):
             if name in self._tables:
                 return name
         raise HcLensError(

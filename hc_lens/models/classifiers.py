@@ -129,7 +129,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         tokens: Int[Tensor, "batch pos"] | None,
         attention_mask: Int[Tensor, "batch pos"] | None,
         like: Float[Tensor, "batch pos labels"],
-    ) -> Int[Tensor, batch]:
+    ) -> Int[Tensor, "batch"]:
         """Where the classifier reads: the rightmost token that is not a pad (0 if all are)."""
         real = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
         if tokens is not None and self.pad_token_id is not None:

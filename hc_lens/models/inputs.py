@@ -23,7 +23,11 @@ Text = str | tuple[str, str]
 
 def is_encoder(model: Any) -> bool:
     """Whether the model attends in both directions (BERT and its kin)."""
-    return getattr(model.cfg, "attention_dir", "causal") == "bidirectional"
+    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional":
+        return True
+    # A TransformerBridge of an encoder says "causal" there and tells the truth in its architecture.
+    architecture = getattr(model.cfg, "architecture", None) or ""
+    return architecture.startswith(("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra"))
 
 
 def tokenizer_of(model: Any) -> Any:

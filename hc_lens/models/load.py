@@ -2,8 +2,8 @@
 
 1. `source` is a local directory, a Hub id or a Hugging Face model object.
 2. The configuration names the family and the head; anything else is refused with the known list.
-3. Hugging Face reads the weights (safetensors; a ``.bin`` only where there is nothing else, and then
-   as plain tensors). A weight that the file lacks is an error, never a random start.
+3. Hugging Face reads the weights: safetensors, or a ``.bin`` as plain tensors if that is all there
+   is. A weight that the file lacks is an error, never a random start.
 4. The family's file converts the weights; the tokenizer, the label names and the pad id go along.
 """
 
@@ -90,7 +90,7 @@ def _is_language_model(config: Any) -> bool:
 
 
 def _check_head(config: Any) -> None:
-    """Refuse what is neither a sequence classifier nor a causal language model of a known family."""
+    """Refuse all but sequence classifiers and causal language models of known families."""
     family = config.model_type
     if family not in CLASSIFIERS:
         raise HcLensError(
@@ -119,8 +119,9 @@ def _read_config(source: str | Path) -> Any:
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            found = sorted(place.name for place in folder.iterdir())[:5]
             raise HcLensError(
-                f"expected config.json in {folder}, got {sorted(p.name for p in folder.iterdir())[:5]}; "
+                f"expected config.json in {folder}, got {found}; "
                 "pass the directory that save_pretrained wrote"
             )
         if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):

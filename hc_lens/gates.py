@@ -1,0 +1,213 @@
+"""The hard-concrete distribution: gates that are exactly 0 or 1 with positive probability.
+
+1. u ~ U(eps, 1 - eps); s = sigmoid((log u - log(1 - u) + log_alpha) / beta), beta = 2/3.
+2. Stretch s to [left, right] = [-0.1, 1.1] and clamp to [0, 1] (Louizos, Welling and Kingma 2018,
+   equations 10 and 11; the values are those of the Heuristic Core's code).
+3. P(z > 0) = sigmoid(log_alpha - beta * log(-left / right)), their equation 12; P(z = 1) and the
+   mean follow from the same distribution function.
+4. To make a subnetwork, rank all units by log_alpha and remove the lowest (`binarize`). The public
+   code first zeroes per module and then searches a threshold (`binarize_by_module`).
+
+Every draw comes from the object's own generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hc_lens.errors import HcLensError
+from hc_lens.units import Unit, UnitSpace
+
+BETA = 2 / 3
+LEFT = -0.1
+RIGHT = 1.1
+EPS = 1e-6
+SHARPEN = 0.8
+"""Factor of the public code on log_alpha / beta in its deterministic gates."""
+
+
+def hard_concrete(
+    u: Float[Tensor, "*n units"],
+    log_alpha: Float[Tensor, "units"],
+    beta: float = BETA,
+    left: float = LEFT,
+    right: float = RIGHT,
+) -> Float[Tensor, "*n units"]:
+    """Gates from uniform noise (Louizos et al. 2018, equations 10 and 11)."""
+    s = torch.sigmoid((torch.log(u) - torch.log1p(-u) + log_alpha) / beta)
+    return (s * (right - left) + left).clamp(0.0, 1.0)
+
+
+def prob_above(
+    x: float,
+    log_alpha: Float[Tensor, "units"],
+    beta: float = BETA,
+    left: float = LEFT,
+    right: float = RIGHT,
+) -> Float[Tensor, "units"]:
+    """Probability that the stretched gate, before clamping, lies above `x`."""
+    inside = (x - left) / (right - left)
+    return torch.sigmoid(log_alpha - beta * math.log(inside / (1 - inside)))
+
+
+def expected_l0(
+    log_alpha: Float[Tensor, "units"], beta: float = BETA, left: float = LEFT, right: float = RIGHT
+) -> Float[Tensor, "units"]:
+    """Probability that each gate is not zero (Louizos et al. 2018, equation 12)."""
+    return torch.sigmoid(log_alpha - beta * math.log(-left / right))
+
+
+def n_removed(sparsity: float, n_units: int) -> int:
+    """round(sparsity x units); a sparsity that removes nothing or everything is an HcLensError."""
+    if not 0.0 < sparsity < 1.0:
+        raise HcLensError(
+            f"expected a sparsity between 0 and 1 (the fraction of units removed), got {sparsity}; "
+            "write 5% as 0.05"
+        )
+    removed = round(sparsity * n_units)
+    if not 0 < removed < n_units:
+        raise HcLensError(
+            f"expected a sparsity that removes between 1 and {n_units - 1} of {n_units} units, got "
+            f"{sparsity}, which rounds to {removed}; choose another"
+        )
+    return removed
+
+
+class HardConcrete(nn.Module):
+    """One hard-concrete gate per unit of a model."""
+
+    def __init__(
+        self,
+        space: UnitSpace,
+        *,
+        seed: int,
+        init_mean: float = 10.0,
+        init_std: float = 0.01,
+        beta: float = BETA,
+        stretch: tuple[float, float] = (LEFT, RIGHT),
+        keep: Iterable[Unit | str] = (),
+        remove: Iterable[Unit | str] = (),
+        device: str | torch.device = "cpu",
+    ):
+        """Gates with log_alpha ~ N(init_mean, init_std).
+
+        Args:
+            space: the units, one gate each.
+            seed: seed of the object's own generator.
+            init_mean: mean of log_alpha at the start; 10 is the public code's.
+            init_std: standard deviation of log_alpha at the start.
+            beta: temperature; lower is closer to binary.
+            stretch: the interval that is clamped to [0, 1]; must contain it.
+            keep: units whose gate is always 1.
+            remove: units whose gate is always 0.
+            device: where log_alpha lives; draws are made on the CPU and moved.
+        """
+        super().__init__()
+        if beta <= 0 or not (stretch[0] < 0 and stretch[1] > 1):
+            raise HcLensError(
+                "expected beta > 0 and a stretch that contains [0, 1] such as (-0.1, 1.1), got "
+                f"beta={beta}, stretch={stretch}; gates could otherwise never be exactly 0 or 1"
+            )
+        self.space, self.beta, self.stretch = space, beta, stretch
+        self.generator = torch.Generator().manual_seed(seed)
+        start = torch.randn(len(space), generator=self.generator) * init_std + init_mean
+        self.log_alpha = nn.Parameter(start.to(device))
+        kept, removed = space.indices(keep), space.indices(remove)
+        both = sorted(set(kept) & set(removed))
+        if both:
+            raise HcLensError(
+                f"expected each unit either kept or removed, got {space[both[0]]} in both; "
+                "take it out of one"
+            )
+        self.register_buffer("kept", _places(kept, len(space), device))
+        self.register_buffer("removed", _places(removed, len(space), device))
+        self.kept: Tensor
+        self.removed: Tensor
+
+    @property
+    def free(self) -> Bool[Tensor, "units"]:
+        """Units whose gate is learnt."""
+        return ~(self.kept | self.removed)
+
+    def _frozen(self, values: Float[Tensor, "*n units"]) -> Float[Tensor, "*n units"]:
+        values = torch.where(self.kept, 1.0, values)
+        return torch.where(self.removed, 0.0, values)
+
+    def sample(self, n: int | None = None) -> Float[Tensor, "*n units"]:
+        """Gates drawn from the distribution: [units], or [n, units]."""
+        shape = (len(self.space),) if n is None else (n, len(self.space))
+        u = torch.rand(shape, generator=self.generator) * (1 - 2 * EPS) + EPS
+        u = u.to(self.log_alpha.device)
+        return self._frozen(hard_concrete(u, self.log_alpha, self.beta, *self.stretch))
+
+    def expected_l0(self) -> Float[Tensor, "units"]:
+        """Probability that each gate is not zero; 1 for kept units, 0 for removed ones."""
+        return self._frozen(expected_l0(self.log_alpha, self.beta, *self.stretch))
+
+    def expected_sparsity(self) -> Float[Tensor, ""]:
+        """Expected fraction of units whose gate is zero."""
+        return 1.0 - self.expected_l0().mean()
+
+    def deterministic(self) -> Float[Tensor, "units"]:
+        """Gates without noise (Louizos et al. 2018, equation 13)."""
+        left, right = self.stretch
+        soft = torch.sigmoid(self.log_alpha) * (right - left) + left
+        return self._frozen(soft.clamp(0.0, 1.0))
+
+    @torch.no_grad()
+    def binarize(self, sparsity: float) -> Float[Tensor, "units"]:
+        """The mask that removes exactly round(sparsity x units): the lowest log_alpha of all."""
+        removed = n_removed(sparsity, len(self.space))
+        least, most = int(self.removed.sum()), len(self.space) - int(self.kept.sum())
+        if not least <= removed <= most:
+            raise HcLensError(
+                f"expected a sparsity that removes between {least} and {most} of "
+                f"{len(self.space)} units, as some are frozen, got {sparsity}, which removes "
+                f"{removed}; freeze fewer units or change the sparsity"
+            )
+        scores = torch.where(self.kept, math.inf, self.log_alpha)
+        scores = torch.where(self.removed, -math.inf, scores)
+        mask = torch.ones_like(self.log_alpha)
+        mask[torch.argsort(scores, stable=True)[:removed]] = 0.0
+        return mask
+
+    @torch.no_grad()
+    def deterministic_by_module(self) -> Float[Tensor, "units"]:
+        """The public code's gates: soft values, with the expected number zeroed in each module.
+
+        A module is the heads of one layer, or one MLP. The soft value is
+        sigmoid(0.8 * log_alpha / beta); in a module of k gates the round(k - sum of P(z > 0))
+        smallest become 0.
+        """
+        soft = torch.sigmoid(self.log_alpha / self.beta * SHARPEN)
+        alive = expected_l0(self.log_alpha, self.beta, *self.stretch)
+        modules = [self.space.head_slice(layer) for layer in range(self.space.n_layers)]
+        first = sum(self.space.n_heads)
+        modules += [slice(place, place + 1) for place in range(first, len(self.space))]
+        for module in modules:
+            gates = soft[module]
+            zeros = int(torch.round(len(gates) - alive[module].sum()))
+            gates[torch.argsort(gates, stable=True)[:zeros]] = 0.0
+        return self._frozen(soft)
+
+    @torch.no_grad()
+    def binarize_by_module(self, sparsity: float, stride: float = 0.05) -> Float[Tensor, "units"]:
+        """The public code's discretisation: per-module zeros, then the threshold on a grid whose
+        number of removed units is nearest to the target. The count is not exact."""
+        removed = n_removed(sparsity, len(self.space))
+        soft = self.deterministic_by_module()
+        masks = [
+            (soft > threshold).float() for threshold in torch.arange(0.0, 1.0, stride).tolist()
+        ]
+        return min(masks, key=lambda mask: abs(int((mask == 0).sum()) - removed))
+
+
+def _places(indices: list[int], size: int, device: str | torch.device) -> Bool[Tensor, "units"]:
+    flags = torch.zeros(size, dtype=torch.bool, device=device)
+    flags[indices] = True
+    return flags

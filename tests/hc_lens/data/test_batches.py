@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hc_lens as hc
+from hc_lens.data.batches import MOST_PADDING, bucket, sample
+from hc_lens.errors import HcLensError
+from tests import tiny
+from tests.hc_lens.data.conftest import PAIRS
+
+NLI = ("entailment", "neutral", "contradiction")
+
+
+def everything(batches):
+    return [(batch.tokens, batch.mask, batch.labels, batch.rows) for batch in batches]
+
+
+def same(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(a, b)
+        for x, y in zip(first, second, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=80),
+    st.integers(60, 400),
+    st.integers(0, 3),
+)
+def test_buckets_hold_every_row_once_within_budget_and_padding(lengths, budget, seed):
+    batches = bucket(lengths, budget, seed)
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        sizes = [lengths[row] for row in batch]
+        assert sizes == sorted(sizes)
+        assert len(batch) * max(sizes) <= budget
+        assert 1 - sum(sizes) / (len(batch) * max(sizes)) <= MOST_PADDING + 1e-9
+    assert batches == bucket(lengths, budget, seed)
+
+
+def test_buckets_close_at_the_budget_and_at_a_tenth_of_padding():
+    by_budget = sorted(sorted(batch) for batch in bucket([4, 2, 4, 2, 2], 8, 0))
+    assert by_budget == [[0, 2], [1, 3, 4]]
+    # 9 + 10 of 20 tokens are real, 8 + 9 + 10 of 30 would be exactly nine tenths, 7 less.
+    by_padding = sorted(sorted(batch) for batch in bucket([7, 9, 10, 10], 1000, 0))
+    assert by_padding == [[0], [1, 2, 3]]
+
+
+def test_the_order_of_batches_and_of_equal_rows_comes_from_the_seed():
+    lengths = [3] * 50 + [9] * 50
+    orders = [bucket(lengths, 45, seed) for seed in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_budget_below_the_longest_row_is_an_error(bert, task):
+    with pytest.raises(HcLensError, match=r"longest row \(\d+ tokens\), got 5; raise it"):
+        task.batches(bert, token_budget=5)
+
+
+def test_a_smaller_sample_is_part_of_a_larger_one():
+    small, large = sample(1000, 10, 4), sample(1000, 50, 4)
+    assert set(small) < set(large)
+    assert small == sorted(small)
+    assert small != sample(1000, 10, 5)
+    assert sample(7, None, 0) == sample(7, 99, 0) == list(range(7))
+
+
+def test_tokens_are_those_of_the_tokenizer_without_further_padding(hooked, family, task):
+    tokenizer = tiny.tokenizer_for(family)
+    seen = []
+    for batch in task.batches(hooked, token_budget=160):
+        lengths = batch.mask.sum(dim=1).tolist()
+        assert batch.tokens.shape == batch.mask.shape == (len(batch), max(lengths))
+        for place, row in enumerate(batch.rows.tolist()):
+            expected = tokenizer(PAIRS[row]["premise"], PAIRS[row]["hypothesis"])
+            real = batch.mask[place].bool()
+            assert batch.tokens[place][real].tolist() == expected["input_ids"]
+            if "token_type_ids" in batch.inputs:
+                types = batch.inputs["token_type_ids"][place][real]
+                assert types.tolist() == expected["token_type_ids"]
+        seen += batch.rows.tolist()
+    assert sorted(seen) == list(range(len(PAIRS)))
+
+
+def test_inputs_go_into_the_model_by_name_and_match_a_row_alone(hooked, task):
+    batches = task.batches(hooked, token_budget=160)
+    logits = batches.restore([hooked(**batch.inputs) for batch in batches])
+    for row, pair in enumerate(PAIRS):
+        alone = hooked(**hc.models.encode(hooked, (pair["premise"], pair["hypothesis"])))
+        torch.testing.assert_close(logits[row], alone[0], atol=1e-10, rtol=0)
+
+
+def test_only_encoders_with_token_types_get_them(bert, gpt2, task):
+    assert set(next(iter(task.batches(bert))).inputs) == {
+        "input",
+        "one_zero_attention_mask",
+        "token_type_ids",
+    }
+    assert set(next(iter(task.batches(gpt2))).inputs) == {"input", "attention_mask"}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_is_padded_on_the_side_asked_for(gpt2, task, side):
+    batch = max(task.batches(gpt2, padding_side=side, token_budget=160), key=len)
+    width, lengths = batch.mask.shape[1], batch.mask.sum(dim=1)
+    assert min(lengths) < width
+    for mask, length in zip(batch.mask, lengths, strict=True):
+        pads = mask[: width - length] if side == "left" else mask[length:]
+        assert pads.sum() == 0
+
+
+def test_an_encoder_is_not_padded_on_the_left(bert, task):
+    with pytest.raises(HcLensError, match="'left' on a decoder, got 'left'"):
+        task.batches(bert, padding_side="left")
+
+
+def test_a_second_pass_gives_the_same_batches(bert, task):
+    batches = task.batches(bert, token_budget=40)
+    assert same(everything(batches), everything(batches))
+    assert len(batches) == len(everything(batches))
+
+
+def test_one_seed_gives_one_order_and_another_seed_another(bert):
+    rows = [{"text": "the judge ran", "label": "entailment"}] * 64
+    task = hc.Task.from_rows(rows, columns="text", labels=NLI)
+    first, again, other = (task.batches(bert, seed=s, token_budget=20) for s in (0, 0, 1))
+    assert same(everything(first), everything(again))
+    assert not same(everything(first), everything(other))
+
+
+def test_restore_undoes_the_order(bert, task):
+    batches = task.batches(bert, limit=4, seed=3, token_budget=30)
+    assert batches.n_rows == 4
+    restored = batches.restore([batch.rows for batch in batches])
+    assert restored.tolist() == batches.rows.tolist() == sorted(restored.tolist())
+    labels = batches.restore([batch.labels for batch in batches])
+    assert labels.tolist() == [task.dataset()["label"][row] for row in restored.tolist()]
+
+
+def test_restore_of_a_part_is_an_error(bert, task):
+    batches = task.batches(bert, token_budget=30)
+    with pytest.raises(HcLensError, match="each of the 6 rows of rows/train, got"):
+        batches.restore([next(iter(batches)).rows])
+    with pytest.raises(HcLensError, match="got 0 in 0 batches"):
+        batches.restore([])
+
+
+def test_a_row_longer_than_the_context_is_an_error(bert):
+    rows = [{"text": "the " * n, "label": "neutral"} for n in (3, 50, 60)]
+    task = hc.Task.from_rows(rows, columns="text", labels=NLI)
+    with pytest.raises(HcLensError, match=r"at most 40 tokens.*got 2 longer.*62.*max_length=40"):
+        task.batches(bert)
+    cut = task.batches(bert, max_length=40)
+    assert cut.n_truncated == 2
+    assert max(batch.tokens.shape[1] for batch in cut) == 40
+
+
+def test_truncation_is_that_of_the_tokenizer(bert, task):
+    batches = task.batches(bert, max_length=9)
+    tokenizer = tiny.bert_tokenizer()
+    texts = [(row["premise"], row["hypothesis"]) for row in PAIRS]
+    assert batches.n_truncated == sum(len(tokenizer(*pair)["input_ids"]) > 9 for pair in texts) == 4
+    for batch in batches:
+        for place, row in enumerate(batch.rows.tolist()):
+            expected = tokenizer(*texts[row], truncation=True, max_length=9)
+            real = batch.mask[place].bool()
+            assert batch.tokens[place][real].tolist() == expected["input_ids"]
+            assert (
+                batch.inputs["token_type_ids"][place][real].tolist() == expected["token_type_ids"]
+            )
+
+
+@pytest.mark.parametrize("length", [4, 41])
+def test_a_max_length_that_cannot_be_is_an_error(bert, task, length):
+    with pytest.raises(HcLensError, match=rf"max_length from 5 .* to 40 .*, got {length}"):
+        task.batches(bert, max_length=length)
+
+
+@pytest.mark.parametrize("setting", [{"limit": 0}, {"token_budget": -1}, {"max_length": 0}])
+def test_a_number_below_one_is_an_error(bert, task, setting):
+    with pytest.raises(HcLensError, match=f"expected {next(iter(setting))} as a whole number"):
+        task.batches(bert, **setting)
+
+
+def test_a_decoder_reads_a_pair_as_hugging_face_does_or_with_a_separator(gpt2):
+    task = hc.Task.from_rows(
+        [{"a": "the judge", "b": "ran", "label": "neutral"}], columns=("a", "b"), labels=NLI
+    )
+    tokenizer = tiny.byte_tokenizer()
+    (plain,) = task.batches(gpt2)
+    (joined,) = task.batches(gpt2, separator=" , ")
+    assert plain.tokens[0].tolist() == tokenizer("the judgeran")["input_ids"]
+    assert joined.tokens[0].tolist() == tokenizer("the judge , ran")["input_ids"]
+
+
+def test_a_separator_has_no_place_in_an_encoder_or_between_single_texts(bert, gpt2, task):
+    with pytest.raises(HcLensError, match="an encoder, which has its own"):
+        task.batches(bert, separator=" ")
+    single = hc.Task.from_rows([{"text": "a", "label": "neutral"}], columns="text", labels=NLI)
+    with pytest.raises(HcLensError, match="single texts"):
+        single.batches(gpt2, separator=" ")
+
+
+def test_a_row_without_any_token_is_an_error(gpt2):
+    task = hc.Task.from_rows(
+        [{"text": "a", "label": "neutral"}, {"text": "", "label": "neutral"}],
+        columns="text",
+        labels=NLI,
+    )
+    with pytest.raises(HcLensError, match="got 1 rows without text"):
+        task.batches(gpt2)
+
+
+def test_a_model_without_tokenizer_is_an_error(task):
+    model = hc.load(tiny.tiny_hf("bert"))
+    with pytest.raises(HcLensError, match=r"expected a tokenizer.*tokenizer=\.\.\. to hc\.load"):
+        task.batches(model)
+
+
+def test_a_checkpoint_without_label_names_needs_them_and_says_so(task):
+    names = {place: f"LABEL_{place}" for place in range(3)}
+    model = hc.load(tiny.tiny_hf("bert", labels=names), tokenizer=tiny.bert_tokenizer())
+    with pytest.raises(HcLensError, match=r"placeholders \['LABEL_0'.*labels=\[\.\.\.\]"):
+        task.batches(model)
+    named = task.batches(model, labels=["neutral", "contradiction", "entailment"])
+    assert named.to_task.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_predictions_do_not_depend_on_the_order_of_a_checkpoints_labels(bert, task, order):
+    permuted = tiny.tiny_hf("bert")
+    with torch.no_grad():
+        permuted.classifier.weight.copy_(permuted.classifier.weight[list(order)])
+        permuted.classifier.bias.copy_(permuted.classifier.bias[list(order)])
+    permuted.config.id2label = {place: NLI[label] for place, label in enumerate(order)}
+    model = hc.load(permuted, tokenizer=tiny.bert_tokenizer())
+    for plain, moved in zip(task.batches(bert), task.batches(model), strict=True):
+        a, b = bert(**plain.inputs), model(**moved.inputs)
+        first, second = task.batches(bert), task.batches(model)
+        assert first.predictions(a).tolist() == second.predictions(b).tolist()
+        torch.testing.assert_close(first.log_probs(a), second.log_probs(b))
+
+
+def test_a_two_way_task_takes_the_argmax_before_it_merges_labels(bert):
+    rows = [{"text": "a", "label": "entailment"}]
+    task = hc.Task.from_rows(rows, columns="text", labels=("entailment", "non-entailment"))
+    batches = task.batches(bert)
+    probabilities = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
+    logits = probabilities.log() + 5
+    # In the first row non-entailment has 0.6 in sum, yet entailment is the largest label.
+    assert batches.predictions(logits).tolist() == [0, 1, 1]
+    expected = torch.tensor([[0.4, 0.6], [0.2, 0.8], [0.1, 0.9]])
+    torch.testing.assert_close(batches.log_probs(logits).exp(), expected)
+
+
+def test_log_probs_stay_finite_where_probabilities_vanish(bert):
+    task = hc.Task.from_rows(
+        [{"text": "a", "label": "entailment"}],
+        columns="text",
+        labels=("entailment", "non-entailment"),
+    )
+    logits = torch.tensor([[0.0, -2000.0, -2000.0]])
+    expected = torch.tensor([[0.0, math.log(2) - 2000]])
+    torch.testing.assert_close(task.batches(bert).log_probs(logits), expected)
+
+
+def test_logits_of_another_width_are_an_error(bert, task):
+    with pytest.raises(HcLensError, match="logits of 3 labels for rows/train, got 2"):
+        task.batches(bert).predictions(torch.zeros(1, 2))
+
+
+def test_a_task_without_labels_gives_batches_without_predictions(bert):
+    task = hc.Task.from_rows([{"text": "the judge"}], columns="text", label=None)
+    batches = task.batches(bert)
+    (batch,) = batches
+    assert batch.labels.tolist() == [-1]
+    with pytest.raises(HcLensError, match="on a task with labels"):
+        batches.predictions(torch.zeros(1, 3))
+
+
+def test_cases_go_with_their_rows(bert):
+    rows = [{"text": "the " * n, "label": "neutral", "kind": f"k{n}"} for n in (9, 2, 30, 4)]
+    task = hc.Task.from_rows(rows, columns="text", labels=NLI, case="kind")
+    found = {
+        row: case
+        for batch in task.batches(bert)
+        for row, case in zip(batch.rows.tolist(), batch.cases, strict=True)
+    }
+    assert found == {0: "k9", 1: "k2", 2: "k30", 3: "k4"}
+
+
+def test_tokens_are_read_from_the_cache_the_second_time(bert, task, cache, monkeypatch):
+    first = everything(task.batches(bert, token_budget=30))
+    files = list((cache / "hc_lens").iterdir())
+    monkeypatch.setattr(type(bert.tokenizer), "__call__", None)
+    assert same(first, everything(task.batches(bert, token_budget=30)))
+    assert list((cache / "hc_lens").iterdir()) == files
+    assert len(files) == 1
+
+
+def test_every_setting_that_matters_changes_the_fingerprint(bert, gpt2, task):
+    prints = {
+        name: task.batches(model, **settings).fingerprint
+        for name, model, settings in [
+            ("plain", bert, {}),
+            ("seed", bert, {"seed": 1}),
+            ("limit", bert, {"limit": 3}),
+            ("length", bert, {"max_length": 9}),
+            ("budget", bert, {"token_budget": 40}),
+            ("labels", bert, {"labels": ["neutral", "entailment", "contradiction"]}),
+            ("tokenizer", gpt2, {}),
+            ("side", gpt2, {"padding_side": "left"}),
+            ("separator", gpt2, {"separator": " "}),
+        ]
+    }
+    assert len(set(prints.values())) == len(prints)
+    assert task.batches(bert).fingerprint == prints["plain"]
+
+
+def test_a_changed_row_changes_the_fingerprint(bert):
+    def fingerprint(**change):
+        rows = [{**PAIRS[0], "kind": "a"} | change, {**PAIRS[1], "kind": "a"}]
+        columns = ("premise", "hypothesis")
+        return (
+            hc.Task.from_rows(rows, columns=columns, labels=NLI, case="kind")
+            .batches(bert)
+            .fingerprint
+        )
+
+    changes = [{}, {"premise": "the"}, {"label": "entailment"}, {"kind": "b"}]
+    assert len({fingerprint(**change) for change in changes}) == 4
+    moved = {"premise": "the doctor saw the judge . the", "hypothesis": "judge ran"}
+    assert fingerprint(**moved) != fingerprint()
+
+
+SCRIPT = """
+import sys, datasets
+datasets.config.HF_DATASETS_CACHE = sys.argv[1]
+import hc_lens as hc
+from tests import tiny
+from tests.hc_lens.data.conftest import PAIRS
+model = hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer())
+task = hc.Task.from_rows({"train": PAIRS}, columns=("premise", "hypothesis"),
+                         labels=("entailment", "neutral", "contradiction"))
+print(task.batches(model).fingerprint)
+"""
+
+
+def test_the_fingerprint_is_the_same_in_another_process(bert, task, tmp_path):
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "other")]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == task.batches(bert).fingerprint
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(bert, task, cache):
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(HcLensError, match="HF_DATASETS_CACHE"):
+        task.batches(bert)
+
+
+def test_batches_tell_what_they_hold(bert, task):
+    text = repr(task.batches(bert, max_length=9))
+    assert text.startswith("Batches(rows/train: 6 rows in ")
+    assert text.endswith("% padding, 4 truncated, 0 dropped)")
+    assert repr(task) == (
+        "Task(rows: premise + hypothesis -> ['entailment', 'neutral', 'contradiction']; train 6)"
+    )
+
+
+def test_less_than_a_tenth_of_mnli_is_padding(shared_data, bert):
+    task = hc.Task.named("mnli", shared_data)
+    batches = task.batches(bert, "validation_matched", limit=500, max_length=40)
+    padded = sum(batch.mask.numel() for batch in batches)
+    real = sum(int(batch.mask.sum()) for batch in batches)
+    assert batches.padding == pytest.approx(1 - real / padded)
+    assert batches.padding < 0.1
