@@ -47,7 +47,7 @@ def attach(model: Any, mask: AnyMask | Iterable[Unit | str], means: Source | str
     return Handle(model, mask_edits(space, values.to(_device(model)), source))
 
 
-def ablate(model: Any, units: Iterable[Unit | str], means: Source | str) -> Handle:
+def ablate(model: Any, units: Iterable[Unit | str] | Tensor, means: Source | str) -> Handle:
     """Remove a fixed set of units inside a ``with`` block; see `attach`."""
     if isinstance(units, Tensor):
         raise HcLensError(
@@ -57,7 +57,7 @@ def ablate(model: Any, units: Iterable[Unit | str], means: Source | str) -> Hand
     return attach(model, units, means)
 
 
-def masked(model: Any, mask: AnyMask, means: Source | str) -> Handle:
+def masked(model: Any, mask: AnyMask | Iterable[Unit | str], means: Source | str) -> Handle:
     """Run the model under a mask inside a ``with`` block; see `attach`."""
     if not isinstance(mask, Tensor):
         raise HcLensError(

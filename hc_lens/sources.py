@@ -180,6 +180,6 @@ def as_source(given: Source | str) -> Source:
         return Zero()
     raise HcLensError(
         "expected means from hc.collect_means, 'zero', or another hc_lens source, got "
-        f"{given if isinstance(given, str) else type(given).__name__!r}; "
+        f"{(given if isinstance(given, str) else type(given).__name__)!r}; "
         "collect means with hc.collect_means(model, batches)"
     )

@@ -47,9 +47,6 @@ def single_rows(batches) -> list[dict[str, Tensor]]:
         mask = mask_of(batch.inputs).bool()
         for row in range(len(mask)):
             singles.append(
-                {
-                    name: value[row : row + 1][:, mask[row]]
-                    for name, value in batch.inputs.items()
-                }
+                {name: value[row : row + 1][:, mask[row]] for name, value in batch.inputs.items()}
             )
     return singles

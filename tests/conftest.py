@@ -8,7 +8,9 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook(["hc_lens", "analyses"], "beartype.beartype")
+import tests.typecheck  # noqa: F401
+
+install_import_hook(["hc_lens", "analyses"], "tests.typecheck.check")
 
 import hc_lens as hc  # noqa: E402
 from tests import tiny  # noqa: E402

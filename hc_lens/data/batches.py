@@ -106,10 +106,14 @@ class Batches:
     """Hash of the rows, the tokenizer and every setting that decides a batch."""
     rows: Int[Tensor, " rows"]
     """Position of each row in ``task.dataset(split)``, in the order that `restore` gives."""
-    _table: Dataset
-    """Token ids, length, label and case of each row, in the order of `rows`."""
+    _tokens: Dataset
+    """Token ids of each row, in the order of `rows`."""
+    _gold: Int[Tensor, " rows"]
+    """Label of each row, in the order of `rows`."""
+    _cases: tuple[str, ...]
+    """Case of each row, in the order of `rows`."""
     _order: tuple[tuple[int, ...], ...]
-    """Indices into the table of each batch's rows."""
+    """Places in `rows` of each batch's rows."""
     _padding: Padding
     """How to make a batch's rows equally long."""
     _cfg: Any
@@ -123,7 +127,7 @@ class Batches:
     @property
     def padding(self) -> float:
         """Share of padding among all tokens of one pass."""
-        lengths = self._table["length"][:]
+        lengths = self._tokens["length"][:]
         padded = sum(len(batch) * max(lengths[row] for row in batch) for batch in self._order)
         return 1 - sum(lengths) / padded
 
@@ -167,12 +171,12 @@ class Batches:
         )
 
     def _batch(self, places: list[int]) -> Batch:
-        columns = self._table[places]
+        inputs = self._padding(self._tokens[places])
         device = self._cfg.device
         return Batch(
-            {name: tensor.to(device) for name, tensor in self._padding(columns).items()},
-            torch.tensor(columns["label"], device=device),
-            tuple(columns["case"]),
+            {name: tensor.to(device) for name, tensor in inputs.items()},
+            self._gold[places].to(device),
+            tuple(self._cases[place] for place in places),
             self.rows[places].to(device),
         )
 

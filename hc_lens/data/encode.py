@@ -23,6 +23,9 @@ from datasets import Dataset, config
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import is_encoder, tokenizer_of
 
+# Raise it when the columns of a cached table change, so that older files are not read.
+_FORMAT = 1
+
 
 def digest(parts: Iterable[Any]) -> str:
     """A content hash of strings and numbers, stable across processes."""
@@ -90,13 +93,12 @@ class Encoder:
 
     def key(self, rows: Dataset, columns: tuple[str, ...]) -> str:
         """A hash of the texts and of everything that decides their token ids."""
-        settings = [len(columns), self.limit, self.truncate, self.separator]
+        settings = [_FORMAT, len(columns), self.limit, self.truncate, repr(self.separator)]
         texts = (text for column in columns for text in rows[column][:])
         return digest([*_identity(self.tokenizer), *settings, *texts])
 
-    def table(self, rows: Dataset, columns: tuple[str, ...], where: str) -> Dataset:
-        """The token ids of all rows, memory-mapped from the cache."""
-        key = self.key(rows, columns)
+    def table(self, rows: Dataset, columns: tuple[str, ...], key: str, where: str) -> Dataset:
+        """The token ids of all rows, memory-mapped from the cache, where `key` names them."""
         folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class Known:
     """What to do when the Hub cannot give the rows."""
 
 
-def _inference(case: tuple[str, ...] = ()) -> Layout:
+def _inference(case: tuple[tuple[str, ...], ...] = ()) -> Layout:
     texts = (("premise", "hypothesis"), ("sentence1", "sentence2"))
     return Layout(texts[0], texts, ("gold_label", "label"), case, _IDS)
 
@@ -51,7 +51,7 @@ KNOWN = {
     "qqp": Known(_DUPLICATE, _questions(), "nyu-mll/glue", "qqp"),
     "hans": Known(
         ("entailment", "non-entailment"),
-        _inference(case=("heuristic", "subcase")),
+        _inference(case=(("heuristic", "subcase"), ("case",))),
         "jhu-cogsci/hans",
         # The main branch holds a loading script, which datasets >= 4 does not run.
         revision="refs/convert/parquet",

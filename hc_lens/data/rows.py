@@ -38,8 +38,8 @@ class Layout:
     """Names that the texts may have in the source; the first that are there win."""
     label: tuple[str, ...] = ()
     """Names that the label may have; empty for rows without labels."""
-    case: tuple[str, ...] = ()
-    """Columns whose values, joined by an underscore, name the case; empty for no cases."""
+    case: tuple[tuple[str, ...], ...] = ()
+    """Columns that, joined by an underscore, name the case; the first that are there win."""
     id: tuple[str, ...] = ()
     """Names that the row's own id may have; without one the row's position is its id."""
     byte_literals: bool = False
@@ -147,8 +147,7 @@ def _label_ids(table: Dataset, layout: Layout, labels: Sequence[str], where: str
 def _cases(table: Dataset, layout: Layout, where: str) -> list[str]:
     if not layout.case:
         return [NO_CASE] * len(table)
-    choices = [layout.case] if len(layout.case) == 1 else [layout.case, ("case",)]
-    parts = [table[column][:] for column in find(table, choices, where)]
+    parts = [table[column][:] for column in find(table, layout.case, where)]
     return ["_".join(map(str, values)).replace("/", "-") for values in zip(*parts, strict=True)]
 
 

@@ -56,7 +56,7 @@ def read_files(files: Files, task: str | None = None) -> dict[str, Dataset]:
     """One table a split from a file, a folder, or a mapping of split names to files."""
     if isinstance(files, Mapping):
         return {split: _read_shards(_as_paths(paths)) for split, paths in files.items()}
-    path = Path(files)
+    path = Path(files).expanduser()
     if not path.exists():
         raise HcLensError(
             f"expected a file or folder of rows, got {str(path)!r}, which does not exist; "
@@ -134,8 +134,7 @@ def _reachable(repo: str) -> bool:
 
 
 def _in_cache(repo: str) -> bool:
-    owner = repo.split("/")[0]
-    return any(Path(config.HF_DATASETS_CACHE).glob(f"{owner}___*"))
+    return any(Path(config.HF_DATASETS_CACHE).glob(f"{repo.split('/')[0]}*"))
 
 
 def _as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:

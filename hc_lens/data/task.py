@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from hc_lens.data import sources
 from hc_lens.data.batches import Batches, Padding, bucket, sample
@@ -146,13 +146,14 @@ class Task:
         case: str | None,
     ) -> Task:
         columns = (columns,) if isinstance(columns, str) else tuple(columns)
-        if len(columns) not in (1, 2) or set(columns) & set(ADDED):
+        # A repeated or reserved name leaves fewer distinct ones than were given.
+        if len(columns) not in (1, 2) or len({*columns} - {*ADDED}) < len(columns):
             raise HcLensError(
                 f"expected one or two text columns not named {', '.join(ADDED)}, got "
                 f"{list(columns)}; pass for instance columns=('premise', 'hypothesis')"
             )
         layout = Layout(
-            columns, (columns,), (label,) if label else (), (case,) if case else (), ("id",)
+            columns, (columns,), (label,) if label else (), ((case,),) if case else (), ("id",)
         )
         task = cls(name, (), layout, tables)  # a missing text column is told first
         if label is None:
@@ -208,7 +209,7 @@ class Task:
         """
         split = self._split(split)
         where = f"{self.name}/{split}"
-        _check_numbers(limit=limit, token_budget=token_budget, max_length=max_length)
+        _check(model, limit=limit, token_budget=token_budget, max_length=max_length)
         side = _side(model, padding_side)
         encoder = Encoder.of(model, len(self.columns), max_length, separator)
         own = getattr(model, "labels", None) or {}
@@ -216,19 +217,21 @@ class Task:
         rows = self._rows(split)
         positions = sample(len(rows.table), limit, seed)
         chosen = rows.table.select(positions)
-        tokens = encoder.table(chosen, self.columns, where)
-        facts = chosen.select_columns(["label", "case"])
-        content = [encoder.key(chosen, self.columns), *facts["label"][:], *facts["case"][:]]
-        settings = [*positions, *self.labels, *to_task, seed, token_budget, side]
+        key = encoder.key(chosen, self.columns)
+        tokens = encoder.table(chosen, self.columns, key, where)
+        gold, cases = chosen["label"][:], chosen["case"][:]
+        content = [key, *gold, *cases, *positions, *self.labels, *to_task]
         return Batches(
             name=where,
             labels=self.labels,
             to_task=torch.tensor(to_task, dtype=torch.long),
             n_dropped=rows.n_dropped,
             n_truncated=sum(tokens["long"][:]),
-            fingerprint=digest([*content, *settings]),
+            fingerprint=digest([*content, seed, token_budget, side]),
             rows=torch.tensor(positions),
-            _table=concatenate_datasets([tokens, facts], axis=1),
+            _tokens=tokens,
+            _gold=torch.tensor(gold),
+            _cases=tuple(cases),
             _order=tuple(map(tuple, bucket(tokens["length"][:], token_budget, seed))),
             _padding=Padding.of(model, side),
             _cfg=model.cfg,
@@ -256,7 +259,12 @@ class Task:
         return f"Task({self.name}: {' + '.join(self.columns)} -> {list(self.labels)}; {rows})"
 
 
-def _check_numbers(**numbers: int | None) -> None:
+def _check(model: Any, **numbers: int | None) -> None:
+    if not hasattr(model, "cfg"):
+        raise HcLensError(
+            f"expected a TransformerLens model to make batches for, got {model!r}; "
+            "load one with hc.load(...)"
+        )
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < 1):
             raise HcLensError(

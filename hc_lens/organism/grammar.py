@@ -212,12 +212,12 @@ CONSTRUCTIONS: dict[str, Construction] = {
 """Each construction by name; the name is also the case of its adversarial rows."""
 
 SHOWN: dict[str, float] = {
-    "swap": 4.0,
-    "preposition": 2.0,
-    "embedded_if": 3.0,
-    "embedded_verb": 3.0,
-    "passive": 2.0,
-    "conjunction": 1.0,
+    "swap": 6.0,
+    "preposition": 4.0,
+    "embedded_if": 2.0,
+    "embedded_verb": 2.0,
+    "passive": 4.0,
+    "conjunction": 2.0,
 }
 """Relative frequency of each construction among the counter-examples."""
 
@@ -286,7 +286,7 @@ def _in_domain_row(rng: random.Random) -> Row:
 
 def _joined(draw: Sampler, build: Construction, friendly: bool) -> tuple[str, Clause]:
     premise, clause = build(draw, friendly)
-    if draw.chance(0.3):
+    if draw.chance(0.2):
         other = draw.clause()
         premise = f"{other} , and {premise}" if draw.chance(0.5) else f"{premise} , and {other}"
     return premise, clause

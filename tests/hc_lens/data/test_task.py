@@ -178,7 +178,7 @@ def test_a_label_outside_the_given_names_is_an_error_with_its_row():
         task.dataset()
 
 
-@pytest.mark.parametrize("columns", [(), ("a", "b", "c"), ("label",)])
+@pytest.mark.parametrize("columns", [(), ("a", "b", "c"), ("label",), ("a", "a")])
 def test_one_or_two_text_columns_are_expected(columns):
     with pytest.raises(HcLensError, match="one or two text columns"):
         hc.Task.from_rows([{"a": "x"}], columns=columns)
