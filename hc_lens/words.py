@@ -166,7 +166,8 @@ def _row(
     separators = _separators(tokenizer, ids, sentences)
     if parts is not None:
         sentences = [
-            NONE if piece is None else _side(piece, parts) for piece in pieces
+            NONE if piece is None else _side(span, piece, parts)
+            for span, piece in zip(spans, pieces, strict=True)
         ]
         separators = [
             mark or (s == NONE and piece is not None)
@@ -189,9 +190,10 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _side(piece: tuple[int, int], parts: tuple[int, int]) -> int:
+def _side(span: tuple[int, int], piece: tuple[int, int], parts: tuple[int, int]) -> int:
     """Sentence of a piece of two joined texts, by its last character; -1 in the separator."""
-    last = max(piece[0], piece[1] - 1)
+    start, end = piece if piece[0] < piece[1] else span
+    last = max(start, end - 1)
     return 0 if last < parts[0] else NONE if last < parts[1] else 1
 
 
