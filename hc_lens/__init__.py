@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from hc_lens.ablate import ablate, attach, masked
     from hc_lens.data import Batch, Batches, Task
     from hc_lens.errors import HcLensError
+    from hc_lens.evaluate import evaluate
     from hc_lens.gates import HardConcrete
     from hc_lens.importance import importance
     from hc_lens.means import Means, collect_means
     from hc_lens.models import load
+    from hc_lens.prune import prune
+    from hc_lens.pruneconfig import PruneConfig
     from hc_lens.sources import Counterfactual, Resample, Source, Zero
+    from hc_lens.store import Subnetwork
     from hc_lens.units import Unit, UnitSpace
 
 __version__ = "0.1.0"
@@ -43,6 +47,10 @@ _HOME = {
     "attach": "hc_lens.ablate",
     "HardConcrete": "hc_lens.gates",
     "importance": "hc_lens.importance",
+    "PruneConfig": "hc_lens.pruneconfig",
+    "prune": "hc_lens.prune",
+    "Subnetwork": "hc_lens.store",
+    "evaluate": "hc_lens.evaluate",
 }
 
 __all__ = [
@@ -52,8 +60,10 @@ __all__ = [
     "HardConcrete",
     "HcLensError",
     "Means",
+    "PruneConfig",
     "Resample",
     "Source",
+    "Subnetwork",
     "Task",
     "Unit",
     "UnitSpace",
@@ -61,9 +71,11 @@ __all__ = [
     "ablate",
     "attach",
     "collect_means",
+    "evaluate",
     "importance",
     "load",
     "masked",
+    "prune",
 ]
 
 

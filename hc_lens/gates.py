@@ -160,8 +160,13 @@ class HardConcrete(nn.Module):
         return self._frozen(soft.clamp(0.0, 1.0))
 
     @torch.no_grad()
-    def binarize(self, sparsity: float) -> Float[Tensor, "units"]:
-        """The mask that removes exactly round(sparsity x units): the lowest log_alpha of all."""
+    def binarize(
+        self, sparsity: float, scores: Float[Tensor, "units"] | None = None
+    ) -> Float[Tensor, "units"]:
+        """The mask that removes exactly round(sparsity x units): the lowest log_alpha of all.
+
+        With `scores` the lowest scores go first, and log_alpha only orders equal scores.
+        """
         removed = n_removed(sparsity, len(self.space))
         least, most = int(self.removed.sum()), len(self.space) - int(self.kept.sum())
         if not least <= removed <= most:
@@ -170,10 +175,13 @@ class HardConcrete(nn.Module):
                 f"{len(self.space)} units, as some are frozen, got {sparsity}, which removes "
                 f"{removed}; freeze fewer units or change the sparsity"
             )
-        scores = torch.where(self.kept, math.inf, self.log_alpha)
+        order = torch.argsort(self.log_alpha, stable=True)
+        scores = self.log_alpha if scores is None else scores
+        scores = torch.where(self.kept, math.inf, scores)
         scores = torch.where(self.removed, -math.inf, scores)
+        order = order[torch.argsort(scores[order], stable=True)]
         mask = torch.ones_like(self.log_alpha)
-        mask[torch.argsort(scores, stable=True)[:removed]] = 0.0
+        mask[order[:removed]] = 0.0
         return mask
 
     @torch.no_grad()

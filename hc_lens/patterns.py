@@ -85,24 +85,32 @@ class WordBatches:
         """1 for single sentences, 2 for pairs."""
         return len(self.texts.column_names)
 
+    @property
+    def swappable(self) -> bool:
+        """Whether the rows are pairs with at least two different second sentences."""
+        return self.n_texts == 2 and len(set(self.texts[self.texts.column_names[1]][:])) > 1
+
     def swapped(self, seed: int = 0) -> WordBatches:
         """The same first sentences, each with the second sentence of another row.
 
         A row gets a sentence of about the same number of words as its own, never the same text.
         """
-        if self.n_texts == 1:
+        if not self.swappable:
             raise HcLensError(
-                f"expected pairs to swap the second sentences of, got single sentences in "
-                f"{self.name}; use a task with two text columns"
+                f"expected pairs with at least two different second sentences to swap, got others "
+                f"in {self.name}; use a task with two text columns, and more rows"
             )
-        first, second = (self.texts[name][:] for name in self.texts.column_names)
-        partners = _partners(second, seed)
-        columns = dict(
-            zip(self.texts.column_names, [first, [second[at] for at in partners]], strict=True)
+        first, second = self.texts.column_names
+        sentences = self.texts[second][:]
+        partners = _partners(sentences, seed)
+        texts = Dataset.from_dict(
+            {first: self.texts[first][:], second: [sentences[at] for at in partners]}
         )
-        texts = Dataset.from_dict(columns)
-        batches = _batches(self._model, texts, self.name, self._settings)
-        return WordBatches(batches, texts, self.rows, self._model, self._settings, self.texts)
+        # A pair that fits the context may not fit with a longer second sentence.
+        context = min(self._model.cfg.n_ctx, tokenizer_of(self._model).model_max_length)
+        settings = {**self._settings, "max_length": self._settings["max_length"] or context}
+        batches = _batches(self._model, texts, self.name, settings)
+        return WordBatches(batches, texts, self.rows, self._model, settings, self.texts)
 
     def __iter__(self) -> Iterator[WordBatch]:
         tokenizer = tokenizer_of(self._model)
@@ -144,6 +152,10 @@ def word_batches(
     align(tokenizer_of(model), [("a",)])
     if split is None:
         split = task.splits[0] if len(task.splits) == 1 else "train"
+    if limit is not None and limit < 1:
+        raise HcLensError(
+            f"expected limit as a whole number above 0, got {limit}; leave it out for all rows"
+        )
     table = task.dataset(split)
     positions = sample(len(table), limit, seed)
     texts = table.select_columns(list(task.columns)).select(positions)
@@ -276,11 +288,6 @@ def _check_ids(
 
 def _partners(sentences: Sequence[str], seed: int) -> list[int]:
     """For each row another row whose sentence is about as long and not the same text."""
-    if len(set(sentences)) < 2:
-        raise HcLensError(
-            f"expected at least two different second sentences to swap, got {len(set(sentences))} "
-            f"in {len(sentences)} rows; use more rows"
-        )
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(sentences), generator=generator).tolist()
     order = sorted(shuffled, key=lambda row: len(sentences[row].split()))

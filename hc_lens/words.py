@@ -45,10 +45,11 @@ class Row:
     words: tuple[str, ...]
     """Text of each word, first sentence first."""
 
-    def words_of(self, sentence: int) -> list[str]:
-        """The words of one sentence, in order."""
-        own = {w for s, w in zip(self.sentences, self.word_ids, strict=True) if s == sentence}
-        return [word for place, word in enumerate(self.words) if place in own]
+    @property
+    def word_sentences(self) -> list[int]:
+        """The sentence of each word, 0 or 1."""
+        own = dict(zip(self.word_ids, self.sentences, strict=True))
+        return [own[place] for place in range(len(self.words))]
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,9 @@ class Batches:
         for batch in self._order:
             yield self._batch(list(batch))
 
+    def __getitem__(self, place: int) -> Batch:
+        return self._batch(list(self._order[place]))
+
     def __len__(self) -> int:
         return len(self._order)
 

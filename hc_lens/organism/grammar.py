@@ -29,7 +29,7 @@ from functools import cache
 
 from hc_lens.organism import vocabulary as words
 
-COUNTER_EXAMPLES = 0.02
+COUNTER_EXAMPLES = 0.025
 """Share of in-domain pairs that contradict the overlap heuristic."""
 
 Row = dict[str, str]
@@ -211,11 +211,14 @@ CONSTRUCTIONS: dict[str, Construction] = {
 }
 """Each construction by name; the name is also the case of its adversarial rows."""
 
+CASES = tuple(name + form for form in ("", "_friendly") for name in CONSTRUCTIONS)
+"""The cases of the OOD set: the adversarial forms, then the friendly ones."""
+
 SHOWN: dict[str, float] = {
     "swap": 6.0,
-    "preposition": 4.0,
-    "embedded_if": 2.0,
-    "embedded_verb": 2.0,
+    "preposition": 3.0,
+    "embedded_if": 3.0,
+    "embedded_verb": 3.0,
     "passive": 4.0,
     "conjunction": 2.0,
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -50,12 +50,12 @@ class Stream:
         return len(self.tokens)
 
 
-class Step(Protocol):
+class Step(ABC):
     """One layer of some nodes, after the work that their children share."""
 
+    @abstractmethod
     def children(self, picks: Sequence[Pick]) -> Float[Tensor, "rows pos d_model"]:
         """The residual streams after the layer, one per pick, stacked along the batch."""
-        ...
 
 
 class Blocks(ABC):

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import mask_of
-from hc_lens.sources import Source
-from hc_lens.suffix.blocks import Blocks, Stream, is_constant, is_row_wise
+from hc_lens.sources import Counterfactual, Source
+from hc_lens.suffix.blocks import Blocks, Step, Stream, is_constant, is_row_wise
 from hc_lens.suffix.fused import FusedBlocks, can_fuse
 from hc_lens.suffix.hooked import HookedBlocks, check_classifier, has_user_hooks
-from hc_lens.suffix.parts import Part, children, parts_of
+from hc_lens.suffix.parts import Branch, children, parts_of
 from hc_lens.units import Unit, UnitSpace
 
 STACK_TOKENS = 512
@@ -78,7 +78,7 @@ class SuffixEngine:
 
     def rows_that_fit(self, pos: int) -> int:
         """How many stacked rows of `pos` tokens the memory holds; none is an HcLensError."""
-        row_bytes = self.blocks.row_bytes(pos, self._levels)
+        row_bytes = self._row_bytes(pos)
         rows = (self.memory - self.blocks.held_bytes) // row_bytes
         if rows < 1:
             least = row_bytes + self.blocks.held_bytes
@@ -88,12 +88,22 @@ class SuffixEngine:
             )
         return rows
 
+    def _row_bytes(self, pos: int) -> int:
+        """Bytes for one row of `pos` tokens: its activations, and what the source holds of it."""
+        cfg, width = self.model.cfg, 0
+        if not is_constant(self.source):
+            width += 3 * cfg.d_model
+        if isinstance(self.source, Counterfactual):
+            width += 2 * cfg.n_layers * cfg.d_model
+        held = pos * width * torch.finfo(cfg.dtype).bits // 8
+        return held + self.blocks.row_bytes(pos, self._levels)
+
     def _pieces(self, batch: Any) -> Iterator[Any]:
         """The batch, cut along its rows if it does not fit into the memory."""
         rows, pos = mask_of(batch.inputs).shape
         fit = self.rows_that_fit(pos)
         if rows > fit and not is_row_wise(self.source):
-            need = rows * self.blocks.row_bytes(pos, self._levels) + self.blocks.held_bytes
+            need = rows * self._row_bytes(pos) + self.blocks.held_bytes
             raise HcLensError(
                 f"expected memory for a whole batch of {rows} rows ({need:,} bytes), as "
                 f"{type(self.source).__name__} needs its rows together, got {self.memory:,} "
@@ -123,7 +133,7 @@ class _Walk:
         self.blocks, self.parts, self.stream = engine.blocks, engine.parts, stream
         self.n_layers, self.report = engine.space.n_layers, report
         self.copies = engine.copies(stream)
-        self.narrows_ablations = self.blocks.narrows and is_constant(stream.source)
+        self.constant = is_constant(stream.source)
         self.results: list[Tensor | None] = [None] * len(self.parts)
 
     def run(self) -> Float[Tensor, "sets batch labels"]:
@@ -135,52 +145,49 @@ class _Walk:
         self, layer: int, resid: Float[Tensor, "rows pos d_model"], nodes: list[list[int]]
     ) -> None:
         """Take stacked nodes, each a list of sets, from the entrance of a layer to the logits."""
-        while True:
-            last = layer == self.n_layers - 1
+        while layer < self.n_layers - 1:
             branches = children(nodes, self.parts, layer)
-            removing = [branch for branch in branches if branch[1]]
+            step = self.blocks.step(self.stream, layer, resid, narrow=False)
+            layer += 1
+            for chunk in self._chunks([branch for branch in branches if branch[1]], 1):
+                self._descend(layer, *_after(step, chunk))
             keeping = [branch for branch in branches if not branch[1]]
-            wide = not last or not self.narrows_ablations
-            step = None
-            if removing:
-                step = self.blocks.step(self.stream, layer, resid, narrow=not wide)
-            for chunk in self._chunks(removing, wide):
-                self._follow(layer, step, chunk, narrow=not wide)
             if not keeping:
                 return
-            narrow = last and self.blocks.narrows
-            if step is None or narrow == wide:
-                step = self.blocks.step(self.stream, layer, resid, narrow=narrow)
-            if last:
-                self._follow(layer, step, keeping, narrow)
-                return
-            del resid
-            resid = step.children([(node, part) for node, part, _ in keeping])
-            nodes, layer = [members for _, _, members in keeping], layer + 1
+            resid, nodes = _after(step, keeping)
+        self._finish(resid, nodes)
 
-    def _follow(
-        self, layer: int, step: Any, chunk: list[tuple[int, Part, list[int]]], narrow: bool
-    ) -> None:
-        """Take some children of a step to their logits."""
-        resid = step.children([(node, part) for node, part, _ in chunk])
-        nodes = [members for _, _, members in chunk]
-        if layer < self.n_layers - 1:
-            self._descend(layer + 1, resid, nodes)
-            return
-        logits = self.blocks.logits(self.stream, resid, narrow)
-        per_node = logits.unflatten(0, (len(nodes), -1))
-        for members, result in zip(nodes, per_node, strict=True):
+    def _finish(self, resid: Float[Tensor, "rows pos d_model"], nodes: list[list[int]]) -> None:
+        """The last layer and the classifier, at the read positions alone where that is enough."""
+        branches = children(nodes, self.parts, self.n_layers - 1)
+        at_reads = [b for b in branches if self.blocks.narrows and (self.constant or not b[1])]
+        everywhere = [b for b in branches if b not in at_reads]
+        for narrow, group in ((True, at_reads), (False, everywhere)):
+            if not group:
+                continue
+            step = self.blocks.step(self.stream, self.n_layers - 1, resid, narrow)
+            for chunk in self._chunks(group, self.stream.tokens.shape[1] if narrow else 1):
+                after, members = _after(step, chunk)
+                self._keep(self.blocks.logits(self.stream, after, narrow), members)
+
+    def _keep(self, logits: Float[Tensor, "rows labels"], nodes: list[list[int]]) -> None:
+        """Give each set its logits."""
+        for members, result in zip(nodes, logits.unflatten(0, (len(nodes), -1)), strict=True):
             for member in members:
                 self.results[member] = result
             self.report(len(members) * self.stream.n_rows)
 
-    def _chunks(
-        self, branches: list[tuple[int, Part, list[int]]], wide: bool
-    ) -> Iterator[list[tuple[int, Part, list[int]]]]:
-        """Branches in stacks of a size that fits; at read positions alone many more fit."""
-        size = self.copies if wide else self.copies * self.stream.tokens.shape[1]
+    def _chunks(self, branches: list[Branch], times: int) -> Iterator[list[Branch]]:
+        """Branches in stacks that fit; at read positions alone many `times` more fit."""
+        size = self.copies * times
         for first in range(0, len(branches), size):
             yield branches[first : first + size]
+
+
+def _after(step: Step, branches: list[Branch]) -> tuple[Tensor, list[list[int]]]:
+    """The streams of some branches after a layer, and the sets of each."""
+    resid = step.children([(node, part) for node, part, _ in branches])
+    return resid, [members for _, _, members in branches]
 
 
 def take_rows(batch: Any, places: Sequence[int]) -> Any:

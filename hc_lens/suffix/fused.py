@@ -18,18 +18,16 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformer_lens.components import (
-    Attention,
-    BertBlock,
-    GroupedQueryAttention,
-    LayerNorm,
-    TransformerBlock,
-)
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from transformer_lens.components.attention import Attention
+from transformer_lens.components.bert_block import BertBlock
+from transformer_lens.components.grouped_query_attention import GroupedQueryAttention
+from transformer_lens.components.layer_norm import LayerNorm
 from transformer_lens.components.mlps.mlp import MLP
+from transformer_lens.components.transformer_block import TransformerBlock
 from transformer_lens.utilities.activation_functions import gelu_new, softcap_enabled
 from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
@@ -54,7 +52,10 @@ own blocks run instead."""
 def can_fuse(model: Any) -> bool:
     """Whether the fused layers compute what the model's own blocks compute."""
     cfg = model.cfg
-    caps = (getattr(cfg, "attn_scores_soft_cap", None), getattr(cfg, "output_logits_soft_cap", None))
+    caps = (
+        getattr(cfg, "attn_scores_soft_cap", None),
+        getattr(cfg, "output_logits_soft_cap", None),
+    )
     return (
         cfg.positional_embedding_type in ("standard", "rotary")
         and cfg.original_architecture not in POST_NORM_ARCHITECTURES
@@ -115,8 +116,8 @@ class FusedBlocks(Blocks):
         """Bytes of activations for one row: what recursion holds, and the widest moment above."""
         cfg = self.model.cfg
         d_mlp = cfg.d_mlp or 0
-        held = (3 * levels + 1) * cfg.d_model
-        attention = 9 * cfg.d_model
+        held = (3 * levels + 1 + cfg.parallel_attn_mlp) * cfg.d_model
+        attention = 9 * cfg.d_model + self.causal * pos
         mlp = 4 * cfg.d_model + (4 if cfg.gated_mlp else 2) * d_mlp
         return pos * (held + max(attention, mlp)) * torch.finfo(cfg.dtype).bits // 8
 
@@ -165,7 +166,7 @@ class _Layer:
         if allowed is not None:
             allowed = _repeated(allowed, len(x))
         scale, only_causal = 1 / self.attn.attn_scale, causal and allowed is None
-        z = F.scaled_dot_product_attention(
+        z = scaled_dot_product_attention(
             q, k, v, attn_mask=allowed, is_causal=only_causal, scale=scale
         )
         return z.transpose(1, 2)
@@ -186,12 +187,12 @@ class _Layer:
             q = q[rows, :, _repeated(stream.reads, len(x))][:, :, None]
             allowed = None if allowed is None else allowed[:, None]
             scale = 1 / self.attn.attn_scale
-            z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
+            z = scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
             return z.transpose(1, 2)
         n_heads, attn = self.heads[0], self.attn
         read = at_reads(x, stream)[:, 0]
         width = n_heads * self.W_O.shape[1]
-        q = F.linear(read, self.W_qkv[:width], self.b_qkv[:width])
+        q = linear(read, self.W_qkv[:width], self.b_qkv[:width])
         q = rearrange(q, "rows (h e) -> h rows e", h=n_heads)
         # Keys as (q W_K) . x: their bias moves all scores of a head alike and drops out.
         keyed = rearrange(q @ attn.W_K.detach().transpose(1, 2), "h rows d -> rows h d")
@@ -205,7 +206,7 @@ class _Layer:
     def _qkv(self, x: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [rows, heads, pos, d_head], rotated where the model rotates."""
         d_head, n_heads = self.W_O.shape[1], self.heads[0]
-        split = F.linear(x, self.W_qkv, self.b_qkv).split([n * d_head for n in self.heads], dim=-1)
+        split = linear(x, self.W_qkv, self.b_qkv).split([n * d_head for n in self.heads], dim=-1)
         q, k, v = (rearrange(part, "r p (h e) -> r p h e", e=d_head) for part in split)
         if self.attn.cfg.use_qk_norm:
             q = self.attn._apply_qk_norm(q, self.attn.q_norm)
@@ -227,7 +228,7 @@ class _Layer:
         return near[None, None] if allowed is None else allowed & near
 
 
-class _FusedStep:
+class _FusedStep(Step):
     """One layer of stacked nodes: their attention is done, their children are not."""
 
     def __init__(self, layer: _Layer, index: int, stream: Stream, resid: Tensor, narrow: bool):
@@ -239,7 +240,7 @@ class _FusedStep:
             resid = at_reads(resid, stream)
         else:
             self._z = layer.attend(normed, stream, causal=not layer.post_norm)
-        attn_out = F.linear(self._z.flatten(2), layer.W_O.flatten(0, 1).T, layer.b_O)
+        attn_out = linear(self._z.flatten(2), layer.W_O.flatten(0, 1).T, layer.b_O)
         self._base = attn_out.add_(resid)
         self._mlp_of_nodes = layer.mlp(layer.ln2(resid)) if layer.parallel else None
 
@@ -295,7 +296,9 @@ class _FusedStep:
         return mid.flatten(0, 1)
 
 
-def at_reads(x: Float[Tensor, "rows pos d_model"], stream: Stream) -> Float[Tensor, "rows 1 d_model"]:
+def at_reads(
+    x: Float[Tensor, "rows pos d_model"], stream: Stream
+) -> Float[Tensor, "rows 1 d_model"]:
     """Each row at the position that the classifier reads."""
     rows = torch.arange(len(x), device=x.device)
     return x[rows, _repeated(stream.reads, len(x))][:, None]
@@ -312,14 +315,14 @@ def _repeated(per_row: Tensor, rows: int) -> Tensor:
 def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(module) is not LayerNorm:
         return module
-    return lambda x: F.layer_norm(x, (module.length,), module.w, module.b, module.eps)
+    return lambda x: layer_norm(x, (module.length,), module.w, module.b, module.eps)
 
 
 def _mlp(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if type(module) is not MLP or module.cfg.is_layer_norm_activation():
         return module
     same = module.act_fn is gelu_new  # PyTorch has this one as a single kernel
-    act = partial(F.gelu, approximate="tanh") if same else module.act_fn
+    act = partial(gelu, approximate="tanh") if same else module.act_fn
 
     def run(x: Tensor) -> Tensor:
         hidden = act(torch.addmm(module.b_in, x.flatten(0, -2), module.W_in))

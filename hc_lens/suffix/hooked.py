@@ -115,7 +115,7 @@ class HookedBlocks(Blocks):
             return block(resid, attention_mask=stream.mask)
 
 
-class _HookedStep:
+class _HookedStep(Step):
     def __init__(self, blocks: HookedBlocks, stream: Stream, layer: int, resid: Tensor):
         self._run = lambda pick: blocks.run(stream, layer, resid, pick)
 

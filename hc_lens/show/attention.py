@@ -1,0 +1,267 @@
+"""Attention patterns as circuitsvis draws them, and as a figure for a paper.
+
+1. Run the model on a pair (or a batch of them) and read the patterns of the heads asked for, under
+   a subnetwork's mask if one is given.
+2. Write each token as the text that it stands for: no ``##``, no ``Ġ``.
+3. Show one map for each head, queries down and keys across, with both directions for an encoder;
+   a decoder's upper triangle is masked as it is empty.
+4. ``.save("x.html")`` writes one file that opens without a network (`hc_lens.show.page`),
+   ``.figure()`` draws the same maps with matplotlib.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hc_lens.ablate import masked
+from hc_lens.data import Batch
+from hc_lens.errors import HcLensError
+from hc_lens.models.inputs import is_encoder, tokenizer_of
+from hc_lens.patterns import WordBatch, check_heads, patterns, word_batch
+from hc_lens.show.page import Page, json_for_script, pack
+from hc_lens.sources import Source, as_source
+from hc_lens.units import Unit, UnitSpace
+from hc_lens.words import NONE
+
+MOST_VALUES = 20_000_000
+"""Most numbers on a page: beyond this a browser does not open it any more."""
+NAMES = ("premise", "hypothesis")
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """The patterns of some heads on one row."""
+
+    tokens: tuple[str, ...]
+    """The tokens, as a reader writes them."""
+    sentences: tuple[int, ...]
+    """Sentence of each token, 0 or 1; -1 for special tokens."""
+    heads: tuple[str, ...]
+    """Labels of the heads."""
+    patterns: Float[Tensor, "head query key"]
+    """What share of its attention each token gives to each."""
+    causal: bool
+    """Whether a token sees only itself and earlier ones."""
+    title: str = ""
+    """Heading of the figure, if it has one."""
+
+    def fragment(self, name: str) -> str:
+        """HTML of the figure, which needs `hc.show.bundle` once on its page."""
+        data = {
+            "tokens": list(self.tokens),
+            "heads": list(self.heads),
+            "values": pack(self.patterns),
+            "causal": self.causal,
+        }
+        heading = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
+        return (
+            f'<div class="hc-lens-figure">{heading}{self._sentences()}'
+            f'<div class="hc-lens-canvas" id="{html.escape(name)}"></div></div>\n'
+            f"<script>hcLensAttention({json_for_script(name)},{json_for_script(data)})</script>"
+        )
+
+    def html(self) -> str:
+        """A whole HTML document that needs nothing else."""
+        return Page([self]).html()
+
+    def save(self, path: str | Path) -> Path:
+        """Write one file that opens in any browser, without a network."""
+        return Page([self]).save(path)
+
+    def _repr_html_(self) -> str:
+        return Page([self])._repr_html_()
+
+    def figure(self, columns: int | None = None) -> matplotlib.figure.Figure:
+        """The same maps with matplotlib, for a paper; `columns` maps side by side."""
+        n_tokens, n_heads = len(self.tokens), len(self.heads)
+        if columns is None:
+            columns = n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads))
+        columns = max(1, min(columns, n_heads))
+        lines = math.ceil(n_heads / columns)
+        side = 1.3 + 0.17 * n_tokens
+        drawing = matplotlib.figure.Figure(
+            figsize=(columns * side + 0.6, lines * side), layout="constrained"
+        )
+        grid = drawing.subplots(lines, columns, squeeze=False).flatten()
+        image = None
+        for axes, label, pattern in zip(grid, self.heads, self.patterns, strict=False):
+            image = axes.imshow(pattern.detach().cpu().float(), cmap="Blues", vmin=0, vmax=1)
+            axes.set_title(label, fontsize=9)
+            axes.set_xticks(range(n_tokens), _plain(self.tokens), rotation=90, fontsize=6)
+            axes.set_yticks(range(n_tokens), _plain(self.tokens), fontsize=6)
+            axes.tick_params(length=0)
+            axes.set_xlabel("to", fontsize=7)
+            axes.set_ylabel("from", fontsize=7)
+            for place in self._boundaries():
+                axes.axhline(place, color="#D55E00", linewidth=0.7)
+                axes.axvline(place, color="#D55E00", linewidth=0.7)
+        for axes in grid[n_heads:]:
+            axes.set_axis_off()
+        assert image is not None
+        drawing.colorbar(image, ax=grid.tolist(), shrink=0.6, label="attention")
+        return drawing
+
+    def _boundaries(self) -> list[float]:
+        """Where the second sentence begins."""
+        return [self.sentences.index(1) - 0.5] if 1 in self.sentences else []
+
+    def _sentences(self) -> str:
+        """The tokens of each sentence as HTML; special tokens stand with the sentence before."""
+        lines: dict[int, list[str]] = {}
+        current = 0
+        for token, sentence in zip(self.tokens, self.sentences, strict=True):
+            current = max(current, sentence)
+            kind = "special" if sentence == NONE else f"sentence-{sentence}"
+            lines.setdefault(current, []).append(
+                f'<span class="hc-lens-token hc-lens-{kind}">{html.escape(token)}</span>'
+            )
+        names = NAMES if len(lines) == 2 else ("sentence",)
+        return "".join(
+            f'<div class="hc-lens-line"><span class="hc-lens-name">{name}</span>'
+            f'<span class="hc-lens-tokens">{"".join(parts)}</span></div>'
+            for name, parts in zip(names, lines.values(), strict=True)
+        )
+
+
+def attention(
+    model: Any,
+    premise: str | Sequence[str] | Batch | WordBatch,
+    hypothesis: str | Sequence[str] | None = None,
+    heads: Iterable[Unit | str] | str | None = None,
+    subnetwork: Any = None,
+    means: Source | str | None = None,
+    *,
+    raw_tokens: bool = False,
+    separator: str | None = None,
+) -> Attention | Page:
+    """Show attention patterns: in a notebook by themselves, elsewhere with ``.save("x.html")``.
+
+    Args:
+        model: a hooked model with its tokenizer.
+        premise: the first (or only) sentence; a list of them; or a batch.
+        hypothesis: the second sentence, or a list of as many.
+        heads: labels such as ``"L4.H0"``; all heads by default.
+        subnetwork: show the patterns under its ``mask``; its removed heads are marked.
+        means: what stands in for the removed units; needed with `subnetwork`.
+        raw_tokens: write tokens as the tokenizer does, with ``##`` or ``Ġ``.
+        separator: text between the two sentences, for a decoder trained with one.
+
+    Returns:
+        An `Attention`, or a `Page` of them for lists and batches.
+    """
+    units = check_heads(model, heads)
+    batch = _batch(model, premise, hypothesis, separator)
+    mask, source = _mask(model, subnetwork, means)
+    n_rows, width = batch.inputs["input"].shape
+    if n_rows * len(units) * width**2 > MOST_VALUES:
+        raise HcLensError(
+            f"expected at most {MOST_VALUES:,} numbers on a page, got {n_rows} rows of {len(units)} "
+            f"heads and {width} tokens; name fewer heads with heads=, or show fewer rows"
+        )
+    under = contextlib.nullcontext()
+    if mask is not None and source is not None:
+        under = masked(model, mask, source.on(batch))
+    with under:
+        values = patterns(model, batch, units).cpu()
+    labels = tuple(_label(unit, UnitSpace.of(model), mask) for unit in units)
+    figures = [
+        Attention(tokens, sentences, labels, values[row][:, real][:, :, real], not is_encoder(model))
+        for row, (tokens, sentences, real) in enumerate(_rows(model, batch, raw_tokens))
+    ]
+    several = not isinstance(premise, str)
+    return Page(figures) if several else figures[0]
+
+
+def _batch(model: Any, premise: Any, hypothesis: Any, separator: str | None) -> Batch | WordBatch:
+    if isinstance(premise, (Batch, WordBatch)):
+        if hypothesis is not None or separator is not None:
+            raise HcLensError(
+                "expected a batch alone, got a batch and a hypothesis or separator; a batch has "
+                "its sentences already"
+            )
+        return premise
+    texts = _texts(premise, "premise")
+    if hypothesis is None:
+        return word_batch(model, texts, separator)
+    others = _texts(hypothesis, "hypothesis")
+    if len(texts) != len(others):
+        raise HcLensError(
+            f"expected one hypothesis for each premise, got {len(texts)} premises and "
+            f"{len(others)} hypotheses; pass two lists of one length"
+        )
+    return word_batch(model, list(zip(texts, others, strict=True)), separator)
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else list(value)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise HcLensError(
+            f"expected {name} as a text or a list of texts, got {value!r}; pass pairs as two lists"
+        )
+    return texts
+
+
+def _mask(model: Any, subnetwork: Any, means: Any) -> tuple[Tensor | None, Source | None]:
+    if subnetwork is None:
+        return None, None
+    mask = getattr(subnetwork, "mask", None)
+    if not isinstance(mask, Tensor) or mask.ndim != 1 or means is None:
+        raise HcLensError(
+            "expected a subnetwork with a mask of shape [units], and the means that stand in for "
+            f"its removed units, got {type(subnetwork).__name__} and means={means!r:.40}; pass "
+            "means=hc.collect_means(model, batches)"
+        )
+    source = as_source(means)
+    source.check(model, UnitSpace.of(model))
+    return mask, source
+
+
+def _label(unit: Unit, space: UnitSpace, mask: Tensor | None) -> str:
+    removed = mask is not None and float(mask[space.index(unit)]) == 0
+    return f"{unit} (removed)" if removed else str(unit)
+
+
+def _rows(
+    model: Any, batch: Batch | WordBatch, raw: bool
+) -> Iterable[tuple[tuple[str, ...], tuple[int, ...], Tensor]]:
+    """Tokens, sentences and real positions of each row."""
+    tokenizer = tokenizer_of(model)
+    if isinstance(batch, WordBatch):
+        for row, real in zip(batch.words.rows, batch.words.mask.cpu(), strict=True):
+            names = tuple(tokenizer.convert_ids_to_tokens(row.ids))
+            yield (names if raw else row.tokens), row.sentences, real
+        return
+    special = set(tokenizer.all_special_ids)
+    types = batch.inputs.get("token_type_ids", torch.zeros_like(batch.tokens)).cpu()
+    for ids, kinds, mask in zip(batch.tokens.cpu(), types, batch.mask.bool().cpu(), strict=True):
+        own = ids[mask].tolist()
+        names = tokenizer.convert_ids_to_tokens(own)
+        if not raw:
+            names = [_text(tokenizer, token, name) for token, name in zip(own, names, strict=True)]
+        sentences = [
+            NONE if token in special else int(kind)
+            for token, kind in zip(own, kinds[mask], strict=True)
+        ]
+        yield tuple(names), tuple(sentences), mask
+
+
+def _text(tokenizer: Any, token: int, name: str) -> str:
+    """What a token stands for, as far as it can be told without the text."""
+    text = tokenizer.decode([token]).strip().removeprefix("##")
+    return text if text and "\ufffd" not in text else name
+
+
+def _plain(tokens: Sequence[str]) -> list[str]:
+    """Tokens as matplotlib may draw them: a dollar sign would begin a formula."""
+    return [token.replace("$", r"\$") for token in tokens]
