@@ -19,7 +19,7 @@ Exact pair effects cost one run per pair. This screen costs one run per unit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -52,12 +52,11 @@ class Screen:
     estimates: pd.DataFrame
     """Every pair: set, estimate; the most super-additive first."""
     measured: pd.DataFrame
-    """The pairs that were measured: set, estimate, chosen (top or random), excess, low, high of
-    the measure, and accuracy_excess."""
+    """The pairs that were measured: set, estimate, top, random (why it was measured), excess, low,
+    high (of the measure), accuracy_excess."""
     correlations: pd.DataFrame
-    """Spearman's rank correlation of the estimate with the measurement: pairs (random, top or all
-    measured), against (the measure or accuracy), n, spearman, p. Only the random pairs stand for
-    the whole pool."""
+    """Spearman's rank correlation of the estimate with the measurement: pairs (random or top),
+    against (the measure or accuracy), n, spearman, p. Only the random pairs stand for the pool."""
 
     @property
     def spearman(self) -> float:
@@ -92,7 +91,7 @@ def screen(
         method: ``"gradient"`` or ``"hessian"``.
         measure: ``"probability"`` of the gold label, or its log-odds, ``"logit"``.
         top: how many of the most super-additive pairs to measure.
-        check: how many of the other pairs to measure, drawn at random; None measures all.
+        check: how many pairs to measure that are drawn at random from all; None measures all.
         n_resamples: bootstrap resamples of the measured excess.
         seed: of the draw and of the bootstrap.
         memory: as in `hc.scan`.
@@ -124,7 +123,7 @@ def screen(
         model, {batches.name: chosen}, means, [*members, *wanted], memory=memory, progress=progress
     )
     # One case for all rows: the screen is of their mean, whatever cases they are of.
-    scanned.rows["case"] = case or "all"
+    scanned = replace(scanned, rows=scanned.rows.assign(case=case or "all"))
     exact = excess(scanned, wanted, measure=measure, n_resamples=n_resamples, seed=seed)
     right = excess(scanned, wanted, measure="accuracy", n_resamples=n_resamples, seed=seed)
     measured = picked.assign(
@@ -185,10 +184,9 @@ def _by_gradient(
     model: Any, batches: Any, batch: Any, source: Source, places: list[int], measure: str
 ) -> Float[Tensor, "pool pool"]:
     """The change of the gradient when each unit is removed, summed over the rows."""
-    n_units = len(UnitSpace.of(model))
 
     def gradient(removed: int | None) -> Tensor:
-        mask = torch.ones(n_units, device=model.cfg.device)
+        mask = _ones(model)
         if removed is not None:
             mask[removed] = 0.0
         mask.requires_grad_()
@@ -203,12 +201,17 @@ def _by_hessian(
     model: Any, batches: Any, batch: Any, source: Source, places: list[int], measure: str
 ) -> Float[Tensor, "pool pool"]:
     """Minus the Hessian at the full model, summed over the rows, a row of it at a time."""
-    n_units = len(UnitSpace.of(model))
-    mask = torch.ones(n_units, device=model.cfg.device, requires_grad=True)
+    mask = _ones(model).requires_grad_()
     total = _total(model, batches, batch, source, mask, measure)
     (gradient,) = torch.autograd.grad(total, mask, create_graph=True)
     rows = [torch.autograd.grad(gradient[i], mask, retain_graph=True)[0][places] for i in places]
     return -torch.stack(rows)
+
+
+def _ones(model: Any) -> Float[Tensor, "units"]:
+    """A mask that keeps everything, in single precision at least."""
+    dtype = torch.promote_types(model.cfg.dtype, torch.float32)
+    return torch.ones(len(UnitSpace.of(model)), device=model.cfg.device, dtype=dtype)
 
 
 def _total(
@@ -225,27 +228,24 @@ def _total(
 
 
 def _picked(estimates: pd.DataFrame, top: int, check: int | None, seed: int) -> pd.DataFrame:
-    """The pairs to measure: the largest estimates, and some of the others at random."""
-    others = np.arange(min(top, len(estimates)), len(estimates))
-    if check is not None and check < len(others):
-        others = np.sort(np.random.default_rng(seed).choice(others, check, replace=False))
-    chosen = estimates.iloc[[*range(min(top, len(estimates))), *others]].reset_index(drop=True)
-    return chosen.assign(chosen=["top" if place < top else "random" for place in chosen.index])
+    """The pairs to measure: the largest estimates, and a random sample of all."""
+    n_pairs = len(estimates)
+    n_random = n_pairs if check is None else min(check, n_pairs)
+    drawn = np.random.default_rng(seed).permutation(n_pairs)[:n_random]
+    is_top, is_random = np.arange(n_pairs) < top, np.isin(np.arange(n_pairs), drawn)
+    chosen = estimates.assign(top=is_top, random=is_random)
+    return chosen.loc[is_top | is_random].reset_index(drop=True)
 
 
 def _correlations(measured: pd.DataFrame, measure: str) -> pd.DataFrame:
-    groups = {
-        "random": measured[measured["chosen"] == "random"],
-        "top": measured[measured["chosen"] == "top"],
-        "all measured": measured,
-    }
     records = []
-    for name, group in groups.items():
+    for pairs in ("random", "top"):
+        group = measured.loc[measured[pairs]]
         for against, column in ((measure, "excess"), ("accuracy", "accuracy_excess")):
             rho, p = np.nan, np.nan
-            if len(group) > 2 and group[column].nunique() > 1:
-                rho, p = spearmanr(group["estimate"], group[column])
-            records.append((name, against, len(group), float(rho), float(p)))
+            if len(group) > 2 and len(set(group[column])) > 1:
+                rho, p = np.asarray(spearmanr(group["estimate"], group[column]))
+            records.append((pairs, against, len(group), rho, p))
     return pd.DataFrame(records, columns=pd.Index(["pairs", "against", "n", "spearman", "p"]))
 
 
@@ -257,8 +257,8 @@ def _check(pool: list[Unit], method: str, measure: str, top: int, check: int | N
             f"expected a method among {METHODS} and a measure among {MEASURES}, got {method!r} and "
             f"{measure!r}; choose one of each"
         )
-    if top < 0 or (check is not None and check < 0) or top + (check is None or check) < 1:
+    if top < 0 or (check is not None and check < 3):
         raise HcLensError(
-            f"expected numbers of pairs to measure, got top={top} and check={check}; an estimate "
-            "that is not checked is not given"
+            f"expected top of at least 0 and check of at least 3 pairs, got {top} and {check}; an "
+            "estimate is not given without its rank correlation with the truth"
         )

@@ -61,11 +61,12 @@ SCORES = {
 CROSS = ("overlap", "overlap_to_hypothesis", "overlap_to_premise")
 IDENTITY = (*CROSS, "repeat")
 
-STOP_WORDS = frozenset(
+_FUNCTION_WORDS = (
     "a an the this that these those and or but if of to in on at by for with from as into near "
     "is are was were be been being am do does did have has had will would can could not no "
-    "i you he she it we they me him her us them my your his its our their who which what".split()
+    "i you he she it we they me him her us them my your his its our their who which what"
 )
+STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 """English function words, for `WordRule.stop_words`."""
 
 ROLE_MASS = 0.2
@@ -113,7 +114,7 @@ class WordRule:
 
 def scores(
     model: Any,
-    rows: WordBatches,
+    rows: WordBatches | Iterable[Any],
     *,
     words: WordRule | None = None,
     permuted: bool = True,
@@ -235,17 +236,19 @@ def _stream(
     space, causal = UnitSpace.of(model), not is_encoder(model)
     sums = _Sums(len(space.heads), n_bootstrap, seed)
     for batch in tqdm(rows, desc="patterns", disable=not progress, leave=False):
-        share, reach = _shares(batch.words, _identities(batch, rule), causal)
+        share, reach = _shares(batch.words, _identities(batch, rule), causal, model.cfg.dtype)
         values = torch.zeros(len(batch), len(SCORES), len(space.heads), dtype=torch.float64)
 
-        def see(layer: int, pattern: Tensor, share: Tensor = share, values: Tensor = values) -> None:
+        def see(
+            layer: int, pattern: Tensor, share: Tensor = share, values: Tensor = values
+        ) -> None:
             mass = einsum(
-                pattern, share.to(pattern), "row head query key, score row query key -> row score head"
+                pattern, share, "row head query key, score row query key -> row score head"
             )
             values[:, :, space.head_slice(layer)] = mass.double().cpu()
 
         visit(model, batch, see)
-        uniform = reach / reach.sum(-1, keepdim=True).clamp(min=1)
+        uniform = reach / reach.sum(-1, keepdim=True).clamp(min=1).to(share)
         chance = einsum(share, uniform, "score row query key, row query key -> row score")
         defined = rearrange(share.sum((-1, -2)) > 0, "score row -> row score")
         sums.add(batch.rows, values, chance, defined)
@@ -277,7 +280,7 @@ def _identities(batch: WordBatch, rule: WordRule) -> Int[Tensor, "batch pos"]:
 
 
 def _shares(
-    words: Words, identity: Int[Tensor, "batch pos"], causal: bool
+    words: Words, identity: Int[Tensor, "batch pos"], causal: bool, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "score batch query key"], Bool[Tensor, "batch query key"]]:
     """How much each cell of a pattern counts towards each score of a row, and what is reachable."""
     reach = words.mask[:, :, None] & words.mask[:, None, :]
@@ -288,7 +291,7 @@ def _shares(
     counted = targets.any(-1)
     weight = counted / _pieces(counted, words.word).clamp(min=1)
     weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
-    return targets * weight[..., None], reach
+    return targets * weight[..., None].to(dtype), reach
 
 
 def _targets(
@@ -327,8 +330,8 @@ def _pieces(
 ) -> Float[Tensor, "score batch pos"]:
     """For each token the number of counted pieces of its word."""
     at = (word % (word.shape[1] + 1)).expand(counted.shape)
-    sums = counted.new_zeros((*counted.shape[:2], word.shape[1] + 1), dtype=torch.float32)
-    return sums.scatter_add(2, at, counted.float()).gather(2, at)
+    sums = counted.new_zeros((*counted.shape[:2], word.shape[1] + 1), dtype=torch.float64)
+    return sums.scatter_add(2, at, counted.double()).gather(2, at)
 
 
 def _reach(score: str, rows: WordBatches, causal: bool, n: int) -> str:
@@ -368,4 +371,4 @@ def _table(
     roles = {unit: role_of(head) for unit, head in table.groupby("unit", sort=False)}
     table["role"] = table["unit"].map(roles)
     order = ["value", "low", "high", "chance", "permuted", "n", "reach", "role"]
-    return table[["unit", "layer", "head", "score", *order]]
+    return table.reindex(columns=["unit", "layer", "head", "score", *order])

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from hc_lens.errors import HcLensError
+from hc_lens.units import Unit
 
 FIGURE_9 = ("overlap", "previous", "next", "separator")
 """The scores of the paper's figure."""
@@ -88,8 +89,8 @@ def heat_maps(
     defined = table.dropna(subset=["value"])["score"].unique().tolist()
     chosen = defined if scores is None else list(scores)
     _check(table, chosen, "score")
-    framed = table[table["unit"].isin(set(map(str, mark)))]
-    marks = framed[["layer", "head"]].drop_duplicates().to_numpy().tolist()
+    _check(table, [*map(str, mark)] or table["unit"].tolist(), "unit")
+    marks = [Unit.parse(str(unit)) for unit in mark]
     columns = min(3, len(chosen))
     lines = math.ceil(len(chosen) / columns)
     n_layers, n_heads = table["layer"].max() + 1, table["head"].max() + 1
@@ -98,7 +99,7 @@ def heat_maps(
     grid = drawing.subplots(lines, columns, squeeze=False).flatten()
     for axes, score in zip(grid, chosen, strict=False):
         values = table[table["score"] == score].pivot(index="layer", columns="head", values="value")
-        image = axes.imshow(values.to_numpy(), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+        axes.imshow(values.to_numpy(), cmap="viridis", vmin=0, vmax=1, aspect="equal")
         chance = table.loc[table["score"] == score, "chance"].iloc[0]
         axes.set_title(f"{score.replace('_', ' ')} (chance {chance:.2f})", fontsize=9)
         axes.set_xticks(range(n_heads))
@@ -106,17 +107,17 @@ def heat_maps(
         axes.tick_params(labelsize=7)
         axes.set_xlabel("head", fontsize=8)
         axes.set_ylabel("layer", fontsize=8)
-        for layer, head in marks:
-            corner = (head - 0.5, layer - 0.5)
+        for unit in marks:
+            corner = ((unit.head or 0) - 0.5, unit.layer - 0.5)
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=1.5))
     for axes in grid[len(chosen) :]:
         axes.set_axis_off()
-    drawing.colorbar(image, ax=grid.tolist(), shrink=0.6, label="attention mass")
+    drawing.colorbar(grid[0].images[0], ax=grid.tolist(), shrink=0.6, label="attention mass")
     return drawing
 
 
 def _top(table: pd.DataFrame) -> list[str]:
-    overlap = table[table["score"] == "overlap"].dropna(subset=["value"])
+    overlap = table.dropna(subset=["value"]).query("score == 'overlap'")
     if overlap.empty:
         raise HcLensError(
             "expected an overlap score to choose the heads by, got none (the task has one "

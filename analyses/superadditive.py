@@ -13,7 +13,7 @@ Tables 3 and 4 of Bhaskar, Friedman and Chen (2024), with intervals.
    super-additive on the same case.
 
 A drop in accuracy only shows where a decision flips: two units can each move a row half-way to the
-boundary. ``measure="logit"`` asks the same of the log-odds of the gold label, which has no boundary.
+boundary. ``measure="logit"`` asks the same of the gold label's log-odds, which have no boundary.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def analyse(
     settings = {"measure": measure, "n_resamples": n_resamples, "level": level, "seed": seed}
     table = excess(scanned, asked, **settings)
     in_pool = table["set"].isin([set_label(given) for given in within])
-    found = minimal(table[in_pool], level=level)
+    found = minimal(table.loc[in_pool], level=level)
     return SuperAdditive(scanned, layout(scanned.table(), units, together), table, found)
 
 
@@ -201,16 +201,17 @@ def minimal(table: pd.DataFrame, *, corrected: bool = False, level: float = 0.95
         level: coverage, used with `corrected`.
     """
     is_large = table["p_holm"] < (1 - level) / 2 if corrected else table["superadditive"]
-    large = table[is_large]
+    large = table.loc[is_large].sort_values(by="size", kind="stable")
+    found: dict[tuple[str, str], list[frozenset[Unit]]] = {}
     kept = []
-    for _, group in large.groupby(["dataset", "case"], sort=False):
-        found: list[frozenset[Unit]] = []
-        for place, row in group.sort_values("size", kind="stable").iterrows():
-            units = frozenset(as_units(row["set"]))
-            if not any(smaller < units for smaller in found):
-                kept.append(place)
-                found.append(units)
-    return table.loc[kept].reset_index(drop=True)
+    for place, dataset, case, label in zip(
+        large.index, large["dataset"], large["case"], large["set"], strict=True
+    ):
+        units, smaller = frozenset(as_units(label)), found.setdefault((dataset, case), [])
+        if not any(inside < units for inside in smaller):
+            kept.append(place)
+            smaller.append(units)
+    return table.loc[sorted(kept)].reset_index(drop=True)
 
 
 def layout(
@@ -262,7 +263,7 @@ def figure(table: pd.DataFrame, units: UnitSet) -> Figure:
         units: the set to draw.
     """
     label = set_label(units)
-    chosen = table[table["set"] == label]
+    chosen = table.loc[table["set"] == label]
     if chosen.empty:
         raise HcLensError(
             f"expected a set of the table, got {label}; it has {list(table['set'].unique())[:5]}"
@@ -272,17 +273,17 @@ def figure(table: pd.DataFrame, units: UnitSet) -> Figure:
     places = np.arange(len(chosen))
     axes.bar(places - 0.2, chosen["sum_of_drops"], 0.38, color="#56B4E9", label="sum of each alone")
     axes.bar(places + 0.2, chosen["drop"], 0.38, color="#D55E00", label="together")
-    ends = chosen[["low", "high"]].to_numpy() - chosen[["excess"]].to_numpy()
+    ends = np.stack([chosen["excess"] - chosen["low"], chosen["high"] - chosen["excess"]])
     axes.errorbar(
         places + 0.2,
         chosen["drop"],
-        yerr=np.abs(ends.T),
+        yerr=ends.clip(min=0),
         fmt="none",
         ecolor="black",
         capsize=3,
         label="interval of the excess",
     )
-    several = chosen["dataset"].nunique() > 1
+    several = len(set(chosen["dataset"])) > 1
     names = chosen["dataset"] + "\n" + chosen["case"] if several else chosen["case"]
     axes.set_xticks(places, list(names), rotation=30, ha="right")
     axes.axhline(0, color="black", linewidth=0.8)
@@ -323,13 +324,14 @@ def _p_values(
 
 def _cases(rows: ScanRows) -> Iterator[tuple[str, str, np.ndarray]]:
     """The rows with a label of each dataset and case, cases by name."""
-    frame = rows.rows[rows.rows["label"] >= 0]
-    if frame.empty:
+    names = {column: rows.rows[column].to_numpy() for column in ("dataset", "case", "label")}
+    labelled = names["label"] >= 0
+    if not labelled.any():
         raise HcLensError("expected rows with labels, got none; scan a task with labels")
-    for dataset in dict.fromkeys(frame["dataset"]):
-        inside = frame[frame["dataset"] == dataset]
-        for case in sorted(set(inside["case"])):
-            yield dataset, case, inside.index[inside["case"] == case].to_numpy()
+    for dataset in dict.fromkeys(names["dataset"][labelled]):
+        inside = labelled & (names["dataset"] == dataset)
+        for case in sorted(set(names["case"][inside])):
+            yield dataset, case, np.flatnonzero(inside & (names["case"] == case))
 
 
 def _values(rows: ScanRows, measure: str) -> Float[np.ndarray, "sets rows"]:

@@ -12,16 +12,19 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hc_lens import organism, show
     from hc_lens.ablate import ablate, attach, masked
     from hc_lens.data import Batch, Batches, Task
     from hc_lens.errors import HcLensError
     from hc_lens.evaluate import evaluate
+    from hc_lens.finetune import FinetuneConfig, finetune
     from hc_lens.gates import HardConcrete
     from hc_lens.importance import importance
     from hc_lens.means import Means, collect_means
     from hc_lens.models import load
     from hc_lens.prune import prune
     from hc_lens.pruneconfig import PruneConfig
+    from hc_lens.scan import scan
     from hc_lens.sources import Counterfactual, Resample, Source, Zero
     from hc_lens.store import Subnetwork
     from hc_lens.units import Unit, UnitSpace
@@ -51,12 +54,17 @@ _HOME = {
     "prune": "hc_lens.prune",
     "Subnetwork": "hc_lens.store",
     "evaluate": "hc_lens.evaluate",
+    "scan": "hc_lens.scan",
+    "FinetuneConfig": "hc_lens.finetune",
+    "finetune": "hc_lens.finetune",
 }
+_SUBPACKAGES = ("organism", "show")
 
 __all__ = [
     "Batch",
     "Batches",
     "Counterfactual",
+    "FinetuneConfig",
     "HardConcrete",
     "HcLensError",
     "Means",
@@ -72,14 +80,20 @@ __all__ = [
     "attach",
     "collect_means",
     "evaluate",
+    "finetune",
     "importance",
     "load",
     "masked",
+    "organism",
     "prune",
+    "scan",
+    "show",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"hc_lens.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'hc_lens' has no attribute {name!r}; it has {__all__}")
     value = getattr(importlib.import_module(_HOME[name]), name)

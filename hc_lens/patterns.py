@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -170,11 +170,9 @@ def word_batches(
     return WordBatches(batches, texts, torch.tensor(positions), model, settings)
 
 
-def word_batch(
-    model: Any, texts: Text | Sequence[Text], separator: str | None = None
-) -> WordBatch:
+def word_batch(model: Any, texts: Text | Sequence[Text], separator: str | None = None) -> WordBatch:
     """Sentences, or (premise, hypothesis) pairs, as one batch with their words."""
-    given: list[Text] = [texts] if isinstance(texts, (str, tuple)) else list(texts)
+    given = cast(list[Text], [texts] if isinstance(texts, (str, tuple)) else list(texts))
     rows = [(text,) if isinstance(text, str) else text for text in given]
     if len({len(row) for row in rows}) != 1:
         raise HcLensError(
@@ -260,9 +258,7 @@ def patterns(
 
 def _batches(model: Any, texts: Dataset, name: str, settings: dict[str, Any]) -> Batches:
     task_name, _, split = name.rpartition("/")
-    task = Task.from_rows(
-        {split: texts}, columns=texts.column_names, label=None, name=task_name
-    )
+    task = Task.from_rows({split: texts}, columns=texts.column_names, label=None, name=task_name)
     return task.batches(model, split, **settings)
 
 
@@ -286,7 +282,7 @@ def _check_ids(
             )
 
 
-def _partners(sentences: Sequence[str], seed: int) -> list[int]:
+def _partners(sentences: list[str], seed: int) -> list[int]:
     """For each row another row whose sentence is about as long and not the same text."""
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(sentences), generator=generator).tolist()

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from hc_lens.sources import Source, as_source
 from hc_lens.suffix.blocks import is_row_wise
 from hc_lens.suffix.engine import SuffixEngine, take_rows
 from hc_lens.suffix.hooked import check_classifier
-from hc_lens.suffix.sets import FULL, UnitSet, as_units, resolve_sets, set_label
+from hc_lens.suffix.sets import FULL, UnitSet, resolve_sets, set_label
 from hc_lens.suffix.store import ScanStore
 from hc_lens.units import Unit, UnitSpace
 
@@ -64,12 +65,21 @@ class ScanRows:
 
     def place(self, units: UnitSet) -> int:
         """Where a set stands; a set that was not scanned is an HcLensError."""
-        label = FULL if units == FULL else set_label(as_units(units))
-        if label not in self.sets:
+        label = FULL if isinstance(units, str) and units == FULL else set_label(units)
+        if label not in self._places:
             raise HcLensError(
                 f"expected a set that was scanned, got {label}; scan it with sets=[...]"
             )
-        return self.sets.index(label)
+        return self._places[label]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {label: place for place, label in enumerate(self.sets)}
+
+    def where(self, keep: Bool[np.ndarray, "rows"]) -> ScanRows:
+        """Some of the rows, such as ``rows.where((rows.rows["case"] == "swap").to_numpy())``."""
+        arrays = {name: getattr(self, name)[:, keep] for name in ("logits", *_SUMMED)}
+        return replace(self, rows=self.rows.loc[keep].reset_index(drop=True), **arrays)
 
     def table(self) -> pd.DataFrame:
         """The table that `scan` gives."""
@@ -152,13 +162,14 @@ def scan_rows(
     for name, batch, logits in results:
         columns = {"row": batch.rows.cpu().numpy(), "label": batch.labels.cpu().numpy()}
         frames.append(pd.DataFrame({"dataset": name, "case": list(batch.cases), **columns}))
-        kept.append({"logits": logits, **_metrics(named[name], batch, logits)})
+        # NumPy has no half precision of every kind.
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        kept.append({"logits": exact.cpu(), **_metrics(named[name], batch, logits)})
     rows = pd.concat(frames, ignore_index=True)
     place = {name: number for number, name in enumerate(named)}
     order = np.lexsort((rows["row"].to_numpy(), rows["dataset"].map(place).to_numpy()))
     arrays = {
-        key: torch.cat([part[key].cpu() for part in kept], dim=1).numpy()[:, order]
-        for key in kept[0]
+        key: torch.cat([part[key] for part in kept], dim=1).numpy()[:, order] for key in kept[0]
     }
     return ScanRows(labels, rows.iloc[order].reset_index(drop=True), **arrays)
 
@@ -248,15 +259,15 @@ def _n_rows(batches: Any) -> int:
 
 
 def _named(datasets: Mapping[str, Any] | Any) -> dict[str, Any]:
+    named = {getattr(datasets, "name", "rows"): datasets}
     if isinstance(datasets, Mapping):
         named = dict(datasets)
-    elif hasattr(datasets, "predictions") and hasattr(datasets, "name"):
-        named = {datasets.name: datasets}
-    else:
-        raise HcLensError(
-            "expected batches by name such as {'mnli': task.batches(model)}, got "
-            f"{type(datasets).__name__}; make batches with task.batches(model, ...)"
-        )
+    for batches in named.values():
+        if not all(hasattr(batches, name) for name in ("labels", "predictions", "log_probs")):
+            raise HcLensError(
+                "expected batches by name such as {'mnli': task.batches(model)}, got a "
+                f"{type(batches).__name__}; make batches with task.batches(model, ...)"
+            )
     empty = [name for name, batches in named.items() if _n_rows(batches) == 0]
     if empty or not named:
         what = f"none in {empty[0]!r}" if empty else "no dataset"

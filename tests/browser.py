@@ -90,7 +90,11 @@ def running_browser(folder: Path, width: int = 1280, height: int = 2400) -> Iter
     process = subprocess.Popen([driver, "--port=0"], stdout=log, stderr=log)
     try:
         address = f"http://127.0.0.1:{_port(folder / 'chromedriver.log', process)}"
-        switches = [*SWITCHES, f"--window-size={width},{height}", f"--user-data-dir={folder}/profile"]
+        switches = [
+            *SWITCHES,
+            f"--window-size={width},{height}",
+            f"--user-data-dir={folder}/profile",
+        ]
         options = {
             "goog:chromeOptions": {"binary": browser, "args": switches},
             "goog:loggingPrefs": {"browser": "ALL"},

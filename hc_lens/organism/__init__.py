@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WEIGHTS = Path(__file__).parent / "weights"
 TRAINING_ROWS = 20_000
 VALIDATION_ROWS = 2_000
+CONTEXT = 64
 _LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -89,6 +90,7 @@ def tokenizer() -> Any:
     names = ("pad", "unk", "cls", "sep", "mask")
     return PreTrainedTokenizerFast(
         tokenizer_object=words,
+        model_max_length=CONTEXT,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **{f"{name}_token": f"[{name.upper()}]" for name in names},
     )

@@ -12,6 +12,7 @@ A run that was stopped goes on when the same command is given again.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -33,7 +34,7 @@ SHAPE = {
     "num_attention_heads": 8,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": organism.CONTEXT,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
@@ -110,6 +111,10 @@ def _save(model: Any, folder: Path) -> None:
     with quiet():
         model.save_pretrained(unfinished)
         organism.tokenizer().save_pretrained(unfinished)
+    settings = unfinished / "tokenizer_config.json"
+    # transformers 5 writes a class name here that transformers 4 does not know.
+    named = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.write_text(json.dumps(named, indent=2))
     for file in unfinished.iterdir():
         file.chmod(0o644)  # safetensors writes files that only their owner can read
     os.replace(unfinished, folder)

@@ -96,7 +96,9 @@ class Attention:
         grid = drawing.subplots(lines, columns, squeeze=False).flatten()
         image = None
         for axes, label, pattern in zip(grid, self.heads, self.patterns, strict=False):
-            image = axes.imshow(pattern.detach().cpu().float(), cmap="Blues", vmin=0, vmax=1)
+            image = axes.imshow(
+                pattern.detach().cpu().float().numpy(), cmap="Blues", vmin=0, vmax=1
+            )
             axes.set_title(label, fontsize=9)
             axes.set_xticks(range(n_tokens), _plain(self.tokens), rotation=90, fontsize=6)
             axes.set_yticks(range(n_tokens), _plain(self.tokens), fontsize=6)
@@ -166,8 +168,9 @@ def attention(
     n_rows, width = batch.inputs["input"].shape
     if n_rows * len(units) * width**2 > MOST_VALUES:
         raise HcLensError(
-            f"expected at most {MOST_VALUES:,} numbers on a page, got {n_rows} rows of {len(units)} "
-            f"heads and {width} tokens; name fewer heads with heads=, or show fewer rows"
+            f"expected at most {MOST_VALUES:,} numbers on a page, got {n_rows} rows of "
+            f"{len(units)} heads and {width} tokens; name fewer heads with heads=, or show "
+            "fewer rows"
         )
     under = contextlib.nullcontext()
     if mask is not None and source is not None:
@@ -176,7 +179,9 @@ def attention(
         values = patterns(model, batch, units).cpu()
     labels = tuple(_label(unit, UnitSpace.of(model), mask) for unit in units)
     figures = [
-        Attention(tokens, sentences, labels, values[row][:, real][:, :, real], not is_encoder(model))
+        Attention(
+            tokens, sentences, labels, values[row][:, real][:, :, real], not is_encoder(model)
+        )
         for row, (tokens, sentences, real) in enumerate(_rows(model, batch, raw_tokens))
     ]
     several = not isinstance(premise, str)
@@ -258,8 +263,10 @@ def _rows(
 
 def _text(tokenizer: Any, token: int, name: str) -> str:
     """What a token stands for, as far as it can be told without the text."""
-    text = tokenizer.decode([token]).strip().removeprefix("##")
-    return text if text and "\ufffd" not in text else name
+    text = tokenizer.decode([token])
+    if "\ufffd" in text:  # a part of a character
+        return name
+    return text.strip().removeprefix("##") or "␣"
 
 
 def _plain(tokens: Sequence[str]) -> list[str]:

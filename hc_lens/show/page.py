@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,7 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 """What a saved page may load: nothing beyond itself."""
 
 
+@runtime_checkable
 class Figure(Protocol):
     """What a page is made of."""
 
@@ -91,6 +92,8 @@ def bundle() -> str:
     script = resources.files("circuitsvis").joinpath("dist/cdn/iife.js").read_text("utf-8")
     # The source map is not there, and an end tag inside a string would end the script element.
     script = script.split("//# sourceMappingURL=")[0].replace("</script", "<\\/script")
+    # Several outputs of a notebook are one page: only the first of them runs the script.
+    script = f"window.CircuitsVis ||= (function () {{{script}\nreturn CircuitsVis}})();"
     here = resources.files("hc_lens.show")
     own = here.joinpath("attention.js").read_text("utf-8")
     style = here.joinpath("attention.css").read_text("utf-8")

@@ -23,8 +23,14 @@ def as_units(units: UnitSet) -> tuple[Unit, ...]:
     """A set as a user writes it, as units in the order in which the model runs them."""
     if isinstance(units, str):
         units = units.split("+")
-    given = [units] if isinstance(units, Unit) else list(units)
+    given = list(units) if isinstance(units, Iterable) else [units]
     found = [Unit.parse(unit) if isinstance(unit, str) else unit for unit in given]
+    strange = [unit for unit in found if not isinstance(unit, Unit)]
+    if strange:
+        raise HcLensError(
+            "expected units such as 'L4.H0' or hc.Unit(4, 0) in a set, got a "
+            f"{type(strange[0]).__name__}; list the units with hc.UnitSpace.of(model).labels"
+        )
     return tuple(sorted(found, key=lambda unit: (unit.layer, unit.head is None, unit.head or 0)))
 
 

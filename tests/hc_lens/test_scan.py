@@ -104,6 +104,15 @@ def test_rows_come_in_the_order_of_the_split_and_add_up_to_the_table(bert):
     assert np.allclose(pd_equal[numbers], table[numbers])
 
 
+def test_some_of_the_rows_can_be_kept(bert):
+    model, batches, means = bert
+    rows = quiet(scan_rows, model, batches, means, ["L0.H0"])
+    left = rows.where((rows.rows["case"] == "left").to_numpy())
+    whole = rows.table()
+    assert np.allclose(left.table()["kl"], whole.loc[whole["case"] == "left", "kl"])
+    assert left.logits.shape == (2, len(left.rows), 3)
+
+
 def test_rows_without_labels_still_have_kl_and_agreement(bert):
     model, _, means = bert
     table = pair_task().dataset("all").to_pandas()[["premise", "hypothesis"]]
@@ -160,6 +169,8 @@ def test_limit_scans_a_sample_of_the_rows_that_is_always_the_same(bert):
         ({"sets": ["L0.H0", ["L0.H0"]]}, r"expected each set once, got L0.H0 again at place 1"),
         ({"sets": [["L9.H0"]]}, r"4 layers, 16 heads and 4 MLPs, got L9.H0"),
         ({"sets": ["L0H0"]}, r"expected a unit label such as 'L4.H0'"),
+        ({"sets": [[0, 1]]}, r"expected units such as 'L4.H0' .* got a int"),
+        ({"sets": [0]}, r"expected units such as 'L4.H0' .* got a int"),
         ({"sets": "L0.H0"}, r"expected a list of sets, got the one set L0.H0"),
         ({"sets": ["L0.H0"], "pairs": True}, r"expected either sets= or units="),
         ({"sets": ["L0.H0"], "units": ["L0.H0"]}, r"expected either sets= or units="),
@@ -186,8 +197,11 @@ def test_means_of_another_model_are_refused(bert):
 
 def test_datasets_must_be_batches_by_name(bert):
     model, batches, means = bert
-    with pytest.raises(hc.HcLensError, match=r"expected batches by name.*got list"):
-        quiet(scan, model, list(batches), means)
+    for strange in (list(batches), {"pairs": list(batches)}, {"pairs": pair_task()}, batches.name):
+        with pytest.raises(
+            hc.HcLensError, match=r"expected batches by name.*got a (list|Task|str)"
+        ):
+            quiet(scan, model, strange, means)
     with pytest.raises(hc.HcLensError, match="expected rows to scan, got no dataset"):
         quiet(scan, model, {}, means)
 
@@ -196,6 +210,15 @@ def test_a_sample_of_rows_and_resampling_from_a_batch_do_not_go_together(bert):
     model, batches, _ = bert
     with pytest.raises(hc.HcLensError, match=r"no limit= with Resample.*task.batches"):
         quiet(scan, model, batches, hc.Resample(0), limit=3)
+
+
+def test_half_precision_is_scanned(family: str):
+    model = deep_model(family, torch.float16)
+    batches = pair_batches(model)
+    rows = quiet(scan_rows, model, batches, "zero", ["L0.H0", "L1.MLP+L3.H2"])
+    exact = quiet(scan_rows, deep_model(family), batches, "zero", ["L0.H0", "L1.MLP+L3.H2"])
+    assert rows.logits.dtype == np.float32
+    assert np.abs(rows.logits - exact.logits).max() < 0.2
 
 
 def test_memory_is_read_as_bytes_or_text():

@@ -82,8 +82,9 @@ def test_the_tasks_have_the_documented_rows_and_labels():
 def test_the_tokenizer_reads_every_word_as_one_token_and_is_shipped_with_every_step():
     own = organism.tokenizer()
     text = ("if the Pilot smiled, the cook yawned.", "the pilot smiled .")
-    assert own.convert_ids_to_tokens(own(*text)["input_ids"]) == (
-        "[CLS] if the pilot smiled , the cook yawned . [SEP] the pilot smiled . [SEP]".split()
+    tokens = " ".join(own.convert_ids_to_tokens(own(*text)["input_ids"]))
+    assert tokens == (
+        "[CLS] if the pilot smiled , the cook yawned . [SEP] the pilot smiled . [SEP]"
     )
     assert own(*text)["token_type_ids"] == [0] * 11 + [1] * 5
     for step in organism.steps():

@@ -1,0 +1,159 @@
+"""The paper's experiments on a language model and a set of facts, each a function to a table.
+
+1. Out-of-context reasoning: fine-tune on the facts, rank the answers of their implications.
+2. Freezing: train only the early or only the late half of the blocks; or train all of them and put
+   the early or the late half back.
+3. Ordering: train on facts and implications of some people jointly, facts first, or implications
+   first; then on the facts of new people only; rank the new people's implications.
+4. Grafting: W_F' + (W_{F, Impl F} - W_F) carries the step from facts F to their implications over to
+   counterfactual facts F'; the control W_F' + (W_{Impl F} - W) lacks the facts.
+Ranks are means over questions; with 20 options 0 is perfect and 9.5 is chance.
+Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 2, 4.3, 5 and 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from analyses.extractive.checks import check_supported
+from analyses.extractive.components import State, graft, parameters
+from analyses.extractive.facts import FactSet
+from analyses.extractive.train import TrainConfig, in_layers, mean_rank, train
+from hc_lens.errors import HcLensError
+
+ORDERS = ("joint", "facts first", "implications first")
+
+
+def _ranks(model: Any, facts: FactSet, state: State | None) -> dict[str, float]:
+    return {
+        "fact_rank": mean_rank(model, facts.facts, facts.fact_options, state),
+        "implication_rank": mean_rank(
+            model, facts.implications, facts.implication_options, state
+        ),
+    }
+
+
+def out_of_context(model: Any, facts: FactSet, config: TrainConfig) -> pd.DataFrame:
+    """Mean ranks before and after fine-tuning on the facts: columns model, fact_rank, ..."""
+    check_supported(model)
+    tuned = train(model, facts.facts, config)
+    return pd.DataFrame(
+        [
+            {"model": "untuned", **_ranks(model, facts, None)},
+            {"model": "facts", **_ranks(model, facts, tuned)},
+        ]
+    )
+
+
+def freezing(
+    model: Any, facts: FactSet, config: TrainConfig, *, early: int | None = None
+) -> pd.DataFrame:
+    """Mean ranks with parts of the model frozen, or put back after training.
+
+    Args:
+        model: a HookedTransformer.
+        facts: what to train on and to test.
+        config: how to train.
+        early: number of early layers; by default half of them.
+
+    Returns:
+        One row a condition, columns condition, fact_rank, implication_rank.
+    """
+    check_supported(model)
+    n_layers = model.cfg.n_layers
+    early = n_layers // 2 if early is None else early
+    if not 0 < early < n_layers:
+        raise HcLensError(f"expected 1 to {n_layers - 1} early layers, got {early}")
+    first, last = in_layers(range(early)), in_layers(range(early, n_layers))
+    before, tuned = parameters(model), train(model, facts.facts, config)
+    states = {
+        "train all": tuned,
+        "train early": train(model, facts.facts, config, trainable=first),
+        "train late": train(model, facts.facts, config, trainable=last),
+        "revert late": _where(first, tuned, before),
+        "revert early": _where(last, tuned, before),
+    }
+    rows = [{"condition": name, **_ranks(model, facts, state)} for name, state in states.items()]
+    return pd.DataFrame(rows)
+
+
+def _where(chosen: Any, tuned: State, before: State) -> dict[str, Tensor]:
+    """`before` with the parameters that `chosen` accepts taken from `tuned`."""
+    return {name: tuned[name] if chosen(name) else before[name] for name in before}
+
+
+def ordering(
+    model: Any, facts: FactSet, config: TrainConfig, new: TrainConfig, *, n_test: int = 20
+) -> pd.DataFrame:
+    """Ranks of new people's implications after three orders of training on the others.
+
+    Args:
+        model: a HookedTransformer.
+        facts: a set whose first `n_test` facts are the new people's.
+        config: of each of the two phases; joint training takes as many steps as both together.
+        new: of the training on the new people's facts.
+        n_test: number of new people.
+
+    Returns:
+        One row an order: columns order, trained_implication_rank (of the people trained on),
+        fact_rank and implication_rank (of the new people).
+    """
+    check_supported(model)
+    test, known = facts.split(n_test)
+    only_facts = train(model, known.facts, config)
+    only_implications = train(model, known.implications, config)
+    both = replace(config, steps=2 * config.steps)
+    states = {
+        "joint": train(model, known.facts + known.implications, both),
+        "facts first": train(model, known.implications, config, start=only_facts),
+        "implications first": train(model, known.facts, config, start=only_implications),
+    }
+    rows = []
+    for order in ORDERS:
+        trained = _ranks(model, known, states[order])["implication_rank"]
+        tuned = train(model, test.facts, new, start=states[order])
+        ranks = _ranks(model, test, tuned)
+        rows.append({"order": order, "trained_implication_rank": trained, **ranks})
+    return pd.DataFrame(rows)
+
+
+def grafting(
+    model: Any, facts: FactSet, counterfactual: FactSet, config: TrainConfig
+) -> pd.DataFrame:
+    """Ranks of counterfactual facts and implications, with and without a graft.
+
+    Args:
+        model: a HookedTransformer, W.
+        facts: F with its implications.
+        counterfactual: F' with its implications: other answers to the same prompts.
+        config: of each training.
+
+    Returns:
+        One row a model: columns model ("facts" W_F', "graft", "control"), fact_rank and
+        implication_rank on the counterfactual set, original_rank on the implications of F.
+    """
+    check_supported(model)
+    w = parameters(model)
+    w_facts = train(model, facts.facts, config)
+    w_both = train(model, facts.implications, config, start=w_facts)
+    w_implications = train(model, facts.implications, config)
+    w_other = train(model, counterfactual.facts, config)
+    states = {
+        "facts": w_other,
+        "graft": graft(w_other, w_both, w_facts),
+        "control": graft(w_other, w_implications, w),
+    }
+    return pd.DataFrame(
+        [
+            {
+                "model": name,
+                **_ranks(model, counterfactual, state),
+                "original_rank": _ranks(model, facts, state)["implication_rank"],
+            }
+            for name, state in states.items()
+        ]
+    )

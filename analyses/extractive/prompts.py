@@ -1,0 +1,214 @@
+"""Questions as tokens: the answer's first token, the reward, the rank, and aligned counterfactuals.
+
+1. A question is a prompt, its answer and the options it is judged against.
+2. The first token of an option is the token that follows the prompt in ``prompt + " " + option``.
+   Two options with one first token cannot be told apart: that is an error that lists them.
+3. Reward: logit of the answer's first token minus the mean over the options' first tokens, at the
+   last token of the prompt.
+4. Rank: how many options have a larger logit than the answer, ties counting half. With 20 options
+   0 is perfect and 9.5 is chance.
+5. A counterfactual prompt is another prompt of the set with another answer. Its tokens are aligned
+   by the common prefix and suffix; the middles are aligned at their right ends, and tokens to the
+   left of a shorter middle all take its first token.
+Questions of one length form a batch, so that no padding is ever needed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hc_lens.errors import HcLensError
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and the answer that should follow it."""
+
+    prompt: str
+    """Text up to the answer, without a space at its end."""
+    answer: str
+    """Text that follows; its first token is what counts."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Questions of one length as token ids."""
+
+    rows: Int[Tensor, "batch"]
+    """Place of each question in the list it came from."""
+    tokens: Int[Tensor, "batch pos"]
+    """Token ids of the prompts."""
+    answer: Int[Tensor, "batch"]
+    """First token of the right answer."""
+    options: Int[Tensor, "batch options"]
+    """First token of every option, in the order of the options."""
+
+    def reward(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
+        """Logit of the answer minus the mean over the options."""
+        right = logits.gather(1, self.answer[:, None]).squeeze(1)
+        return right - logits.gather(1, self.options).mean(1)
+
+    def rank(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
+        """Number of options above the answer; a tie counts half."""
+        right = logits.gather(1, self.answer[:, None])
+        offered = logits.gather(1, self.options)
+        ties = (offered == right).sum(1) - 1
+        return (offered > right).sum(1) + 0.5 * ties
+
+
+def token_ids(model: Any, text: str) -> list[int]:
+    """Token ids of a text, with a BOS only where the model's configuration asks for one."""
+    ids = model.to_tokens(text, truncate=False, move_to_device=False)[0].tolist()
+    if len(ids) > model.cfg.n_ctx:
+        raise HcLensError(
+            f"expected at most {model.cfg.n_ctx} tokens, got {len(ids)} in {text!r}; shorten it"
+        )
+    return ids
+
+
+def continuation(model: Any, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+    """Token ids of the prompt, and those that the answer adds to it."""
+    start, whole = token_ids(model, prompt), token_ids(model, f"{prompt} {answer}")
+    if not start or whole[: len(start)] != start or len(whole) == len(start):
+        raise HcLensError(
+            f"expected the tokens of {prompt!r} to stay when {answer!r} follows, got {start} and "
+            f"{whole}; end the prompt at a word, without a space"
+        )
+    return start, whole[len(start) :]
+
+
+def check_questions(questions: Sequence[Question], options: Sequence[str]) -> None:
+    """Raise unless there are questions, several options, and each answer is one of them."""
+    if not questions:
+        raise HcLensError("expected at least one question, got none; check the file or the set")
+    if len(set(options)) < 2:
+        raise HcLensError(
+            f"expected at least 2 different options, got {list(options)}; the reward of a single "
+            "option is always 0, so name the alternatives"
+        )
+    strange = sorted({question.answer for question in questions} - set(options))
+    if strange:
+        raise HcLensError(
+            f"expected every answer among the options, got {strange[:3]} which are not; "
+            "add them to the options"
+        )
+
+
+def encode(model: Any, questions: Sequence[Question], options: Sequence[str]) -> list[Encoded]:
+    """The questions as batches of one length each, shortest first."""
+    check_questions(questions, options)
+    options = list(dict.fromkeys(options))
+    groups: dict[int, list[tuple[int, list[int], int, list[int]]]] = defaultdict(list)
+    for row, question in enumerate(questions):
+        first = {option: continuation(model, question.prompt, option) for option in options}
+        ids = first[question.answer][0]
+        heads = [first[option][1][0] for option in options]
+        if len(set(heads)) < len(heads):
+            _refuse_shared_tokens(model, options, heads)
+        groups[len(ids)].append((row, ids, first[question.answer][1][0], heads))
+    device = model.cfg.device
+    return [
+        Encoded(
+            *(torch.tensor(column, device=device) for column in zip(*groups[length], strict=True))
+        )
+        for length in sorted(groups)
+    ]
+
+
+def _refuse_shared_tokens(model: Any, options: Sequence[str], heads: Sequence[int]) -> None:
+    shared: dict[int, list[str]] = defaultdict(list)
+    for option, head in zip(options, heads, strict=True):
+        shared[head].append(option)
+    listed = "; ".join(
+        f"{', '.join(group)} all start with {model.tokenizer.decode([head])!r}"
+        for head, group in shared.items()
+        if len(group) > 1
+    )
+    raise HcLensError(
+        f"expected options with different first tokens, got {listed}; replace all but one of each"
+    )
+
+
+def align(tokens: Sequence[int], other: Sequence[int]) -> list[int]:
+    """For every place in `tokens`, the place in `other` that plays its part.
+
+    Raises an HcLensError for equal sequences, for sequences with neither a common beginning nor a
+    common end, and where `other` has nothing between the two.
+    """
+    tokens, other = list(tokens), list(other)
+    shortest = min(len(tokens), len(other))
+    prefix = next((i for i in range(shortest) if tokens[i] != other[i]), shortest)
+    room = shortest - prefix
+    suffix = next((i for i in range(room) if tokens[-1 - i] != other[-1 - i]), room)
+    middle, other_middle = (len(row) - prefix - suffix for row in (tokens, other))
+    if tokens == other or prefix + suffix == 0 or (middle > 0 and other_middle == 0):
+        raise HcLensError(
+            "expected two prompts that differ in a stretch between a common beginning and a common "
+            f"end, got tokens {tokens} and {other}; use counterfactuals from the same template"
+        )
+    end = prefix + other_middle
+    centre = [max(prefix, end - middle + i) for i in range(middle)]
+    return [*range(prefix), *centre, *range(len(other) - suffix, len(other))]
+
+
+def counterfactuals(
+    questions: Sequence[Question], count: int, seed: int
+) -> list[tuple[Question, ...]]:
+    """For each question `count` others with another prompt and another answer, drawn.
+
+    Where the set is too small for `count`, every question gets as many as all can have.
+    """
+    if count < 1:
+        raise HcLensError(f"expected at least 1 counterfactual a prompt, got {count}")
+    pools = []
+    for question in questions:
+        pools.append(
+            [
+                other
+                for other in questions
+                if other.prompt != question.prompt and other.answer != question.answer
+            ]
+        )
+        if not pools[-1]:
+            raise HcLensError(
+                f"expected another question with an answer other than {question.answer!r} to serve "
+                f"as counterfactual of {question.prompt!r}, got none; add questions to the set"
+            )
+    rng = random.Random(seed)
+    count = min(count, *map(len, pools))
+    return [tuple(rng.sample(pool, count)) for pool in pools]
+
+
+def slots(
+    rows: Sequence[Sequence[int]], words: Sequence[Sequence[str]]
+) -> list[list[tuple[int, str]]]:
+    """For every token a place and a label that mean the same in every prompt of the set.
+
+    The common beginning is aligned on the left, all else on the right. Tokens of the common
+    beginning and end keep their text; those of the stretch that differs count from its right end:
+    ``<-2>``, ``<-1>``.
+    """
+    shortest, longest = min(map(len, rows)), max(map(len, rows))
+    prefix = next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
+    room = shortest - prefix
+    suffix = next((i for i in range(room) if len({row[-1 - i] for row in rows}) > 1), room)
+    return [
+        [
+            (i, word)
+            if i < prefix
+            else (
+                i + longest - len(row),
+                word if i >= len(row) - suffix else f"<{i - len(row) + suffix}>",
+            )
+            for i, word in enumerate(row)
+        ]
+        for row in words
+    ]

@@ -1,0 +1,122 @@
+"""Are the important heads super-additive, and can pairs be screened without running them all?
+
+    python docs/benchmarks/superadditive.py
+    python docs/benchmarks/superadditive.py --model FOLDER --path HANS_FILE --train MNLI_FILE
+
+1. Ablates every head on every case. The heads with the largest mean drop on the adversarial cases
+   are chosen on one half of the rows; everything below is measured on the other half, so that the
+   choice does not flatter the result.
+2. Prints the table of the paper for those heads and the excess of their joint ablation.
+3. Prints the minimal super-additive subsets of the six most important heads.
+4. Screens all pairs of units on the case with the largest excess, and prints the rank correlation
+   of each estimate with the exact interactions.
+
+By default the model is the organism of hc_lens; with --model it is a checkpoint on HANS,
+with the means of MNLI rows. With --core the heads are given and no choice is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import pandas as pd
+import torch
+
+import hc_lens as hc
+from analyses.interactions import screen
+from analyses.superadditive import excess, layout, minimal, subsets
+from hc_lens.scan import ScanRows, scan_rows
+from hc_lens.suffix.sets import as_units
+
+TRAIN_ROWS = 2000
+
+
+def chosen_heads(rows: ScanRows, cases: list[str]) -> list[str]:
+    """The heads by their mean drop on some cases, largest first."""
+    table = rows.table()
+    alone = table[table["case"].isin(cases) & (table["set"] != "none")]
+    return list(alone.groupby("set", sort=False)["accuracy_change"].mean().sort_values().index)
+
+
+def adversarial(batches: hc.Batches) -> list[str]:
+    """The cases whose rows are all non-entailment."""
+    entailment = batches.labels.index("entailment")
+    friendly = {
+        case
+        for batch in batches
+        for case, label in zip(batch.cases, batch.labels.tolist(), strict=True)
+        if label == entailment
+    }
+    return sorted({case for batch in batches for case in batch.cases} - friendly)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Super-additive ablation and the pair screen.")
+    parser.add_argument("--model", help="a checkpoint; the organism by default")
+    parser.add_argument("--path", help="HANS rows, with --model")
+    parser.add_argument("--train", help="MNLI rows for the means, with --model")
+    parser.add_argument("--rows", type=int, help="rows to use; all by default")
+    parser.add_argument("--core", nargs="+", help="the core heads, such as L2.H5 L3.H7")
+    parser.add_argument("--joint", type=int, default=3, help="heads in the joint set")
+    parser.add_argument("--pool", type=int, default=6, help="heads in the pool of subsets")
+    parser.add_argument("--check", type=int, help="random pairs to measure; all by default")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pd.set_option("display.width", 160, "display.max_columns", 40, "display.max_rows", 200)
+    if args.model:
+        model = hc.load(args.model)
+        batches = hc.Task.named("hans", args.path).batches(model, limit=args.rows)
+        train = hc.Task.named("mnli", args.train).batches(model, limit=TRAIN_ROWS, max_length=128)
+    else:
+        from hc_lens import organism
+
+        model = organism.load()
+        batches = organism.task("ood").batches(model, limit=args.rows)
+        train = organism.task().batches(model, "train", limit=TRAIN_ROWS)
+    means = hc.collect_means(model, train, progress=False)
+    cases = adversarial(batches)
+    heads = [(head,) for head in hc.UnitSpace.of(model).heads]
+    alone = scan_rows(model, {"ood": batches}, means, heads, progress=False)
+    half = (alone.rows["row"] % 2 == 0).to_numpy()
+    order = args.core or chosen_heads(alone.where(half), cases)
+    core, pool = order[: args.joint], order[: max(args.pool, args.joint)]
+    print(f"{batches}\nadversarial cases: {', '.join(cases)}\njoint set: {'+'.join(core)}")
+    sets = dict.fromkeys([*heads, *subsets(map(str, pool), 3), as_units(core)])
+    rows = scan_rows(model, {"ood": batches}, means, sets, progress=False).where(~half)
+    rows = rows.where(rows.rows["case"].isin(cases).to_numpy())
+    print(layout(rows.table(), core, [core]).round(1).T.to_string())
+    joint = excess(rows, [core])
+    print("\nexcess of the joint set, as a fraction of the rows")
+    print(joint.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
+    print(f"cases with an interval above zero: {int(joint['superadditive'].sum())} of {len(joint)}")
+    print("\nthe same for the log-odds of the gold label")
+    odds = excess(rows, [core], measure="logit")
+    print(odds.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
+    small = minimal(excess(rows, [given for given in subsets(map(str, pool), 3) if len(given) > 1]))
+    print(f"\nminimal super-additive subsets of {', '.join(map(str, pool))}")
+    columns = ["case", "set", "drop", "sum_of_drops", "excess", "low", "high", "p_holm"]
+    print(small[columns].round(3).to_string(index=False))
+    case = joint.sort_values("excess")["case"].iloc[-1]
+    print(f"\nscreen of all pairs of units on {case}")
+    for method in ("gradient", "hessian"):
+        for measure in ("probability", "logit"):
+            found = screen(
+                model,
+                batches,
+                means,
+                case=case,
+                method=method,
+                measure=measure,
+                check=args.check,
+                n_resamples=100,
+                progress=False,
+            )
+            for row in found.correlations[found.correlations["pairs"] == "random"].itertuples():
+                print(
+                    f"  {method:>8} of the {measure:<11} against exact {row.against:<11} "
+                    f"Spearman {row.spearman:6.3f} over {row.n} pairs"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Saved pages in headless Chromium, with the network off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+import hc_lens as hc
+from hc_lens.show import Attention, Page, attention
+from tests import tiny
+from tests.browser import Browser, running_browser
+from tests.handmade import handmade_model
+
+pytestmark = pytest.mark.browser
+
+NASTY = (
+    "</script><script>document.title='ran'</script>",
+    "<img src=x onerror=\"document.title='ran'\">",
+    "\"double\" 'single' & ${document.title='ran'}",
+    "🙂",
+    "<!--",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory):
+    with running_browser(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+def drawn(n_figures: int, n_heads: int) -> str:
+    """True when every figure has a small map for each head and a large one."""
+    return f"document.querySelectorAll('canvas').length === {n_figures * (n_heads + 1)}"
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    return browser.run(
+        f"return [...document.querySelectorAll('{selector}')].map((node) => node.textContent)"
+    )
+
+
+def pixels(browser: Browser, path: Path) -> np.ndarray:
+    """The screenshot as 8-bit colours [y, x, rgb]."""
+    browser.run("return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))")
+    return (imread(browser.screenshot(path))[..., :3] * 255).round().astype(int)
+
+
+def count(image: np.ndarray, *colour: int) -> int:
+    return int((np.abs(image - np.array(colour)).sum(-1) <= 6).sum())
+
+
+def test_a_saved_figure_shows_its_tokens_and_heads_without_a_network(browser, tmp_path):
+    shown = attention(handmade_model(), "the doctors ran", "the doctors slept")
+    browser.open(shown.save(tmp_path / "figure.html"), drawn(1, 3))
+    assert browser.errors() == []
+    assert texts(browser, ".hc-lens-token") == list(shown.tokens)
+    assert texts(browser, "h4") == ["L0.H0", "L0.H1", "L0.H2"]
+    image = pixels(browser, tmp_path / "figure.png")
+    # Attention of 1 is pure blue; the large map of L0.H0 has cells of thousands of pixels.
+    assert count(image, 0, 0, 255) > 5_000
+    assert count(image, 200, 200, 200) < 5_000  # no triangle is masked
+
+
+def test_a_decoder_masks_the_triangle_it_cannot_see(browser, tmp_path):
+    model = hc.load(tiny.tiny_hf("gpt2"), tokenizer=tiny.byte_tokenizer())
+    shown = attention(model, "the saw", "the ran", heads=["L0.H0", "L1.H2"])
+    browser.open(shown.save(tmp_path / "decoder.html"), drawn(1, 2))
+    assert browser.errors() == []
+    assert count(pixels(browser, tmp_path / "decoder.png"), 200, 200, 200) > 50_000
+
+
+def test_text_that_looks_like_html_is_shown_and_runs_nothing(browser, tmp_path):
+    sizes = (len(NASTY), len(NASTY))
+    figure = Attention(NASTY, (0, 0, 1, 1, 1), (NASTY[1], "L0.H1"), torch.eye(5).expand(2, *sizes),
+                       False, title=NASTY[0])  # fmt: skip
+    page = Page([figure], title=NASTY[1])
+    browser.open(page.save(tmp_path / "nasty.html"), drawn(1, 2))
+    assert browser.errors() == []
+    assert texts(browser, ".hc-lens-token") == list(NASTY)
+    assert texts(browser, "h4") == [NASTY[1], "L0.H1"]
+    assert texts(browser, ".hc-lens-figure h2")[0] == NASTY[0]
+    assert browser.run("return document.title") == NASTY[1]
+    assert browser.run("return document.images.length") == 0
+    browser.screenshot(tmp_path / "nasty.png")
+
+
+def test_figures_further_down_are_drawn_when_they_come_into_view(browser, tmp_path):
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0"])
+    browser.open(Page([shown] * 8).save(tmp_path / "many.html"), "document.images.length === 0")
+    browser.run("window.scrollTo(0, 0)")
+    before = browser.run("return document.querySelectorAll('canvas').length")
+    for _ in range(8):
+        browser.run(
+            "window.scrollTo(0, document.body.scrollHeight);"
+            "return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 200)))"
+        )
+    assert before < 16
+    assert browser.run("return " + drawn(8, 1))
+    assert browser.errors() == []
+
+
+def test_a_notebook_output_draws_inside_another_page(browser, tmp_path):
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
+    outputs = shown._repr_html_() + shown._repr_html_()
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body>{outputs}</body>", "utf-8")
+    browser.open(path, drawn(2, 2))
+    assert browser.errors() == []
+
+
+def test_the_console_of_a_broken_page_is_seen(browser, tmp_path):
+    path = tmp_path / "broken.html"
+    path.write_text("<script>null.x</script><script src='https://unpkg.com/x.js'></script>")
+    browser.open(path, "true")
+    errors = browser.errors()
+    assert any("TypeError" in error for error in errors)
+    assert any("ERR_NAME_NOT_RESOLVED" in error for error in errors)
