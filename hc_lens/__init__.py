@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hc_lens.importance import importance
     from hc_lens.means import Means, collect_means
     from hc_lens.models import load
+    from hc_lens.patterns import patterns, word_batch, word_batches
     from hc_lens.prune import prune
     from hc_lens.pruneconfig import PruneConfig
     from hc_lens.scan import scan
@@ -55,6 +56,9 @@ _HOME = {
     "Subnetwork": "hc_lens.store",
     "evaluate": "hc_lens.evaluate",
     "scan": "hc_lens.scan",
+    "word_batches": "hc_lens.patterns",
+    "word_batch": "hc_lens.patterns",
+    "patterns": "hc_lens.patterns",
     "FinetuneConfig": "hc_lens.finetune",
     "finetune": "hc_lens.finetune",
 }
@@ -85,9 +89,12 @@ __all__ = [
     "load",
     "masked",
     "organism",
+    "patterns",
     "prune",
     "scan",
     "show",
+    "word_batch",
+    "word_batches",
 ]
 
 

@@ -35,7 +35,11 @@ from hc_lens.units import Unit, UnitSpace
 from hc_lens.words import NONE
 
 MOST_VALUES = 20_000_000
-"""Most numbers on a page: beyond this a browser does not open it any more."""
+"""Most numbers to hold at once, over all rows."""
+MOST_CELLS = 1_500_000
+"""Most cells of one figure that a browser draws in bearable time."""
+SMALL = 12
+"""With more heads than this the static figure has small maps without token labels."""
 NAMES = ("premise", "hypothesis")
 
 
@@ -58,6 +62,12 @@ class Attention:
 
     def fragment(self, name: str) -> str:
         """HTML of the figure, which needs `hc.show.bundle` once on its page."""
+        if self.patterns.numel() > MOST_CELLS:
+            raise HcLensError(
+                f"expected at most {MOST_CELLS:,} cells, which a browser can draw, got "
+                f"{len(self.heads)} heads of {len(self.tokens)} x {len(self.tokens)} tokens; name "
+                "fewer heads with heads=, or draw them with .figure()"
+            )
         data = {
             "tokens": list(self.tokens),
             "heads": list(self.heads),
@@ -89,7 +99,8 @@ class Attention:
             columns = n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads))
         columns = max(1, min(columns, n_heads))
         lines = math.ceil(n_heads / columns)
-        side = 1.3 + 0.17 * n_tokens
+        small = n_heads > SMALL
+        side = 1.6 if small else 1.3 + 0.17 * n_tokens
         drawing = matplotlib.figure.Figure(
             figsize=(columns * side + 0.6, lines * side), layout="constrained"
         )
@@ -100,11 +111,13 @@ class Attention:
                 pattern.detach().cpu().float().numpy(), cmap="Blues", vmin=0, vmax=1
             )
             axes.set_title(label, fontsize=9)
-            axes.set_xticks(range(n_tokens), _plain(self.tokens), rotation=90, fontsize=6)
-            axes.set_yticks(range(n_tokens), _plain(self.tokens), fontsize=6)
+            labels = [] if small else _plain(self.tokens)
+            axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
+            axes.set_yticks(range(len(labels)), labels, fontsize=6)
             axes.tick_params(length=0)
-            axes.set_xlabel("to", fontsize=7)
-            axes.set_ylabel("from", fontsize=7)
+            if not small:
+                axes.set_xlabel("to", fontsize=7)
+                axes.set_ylabel("from", fontsize=7)
             for place in self._boundaries():
                 axes.axhline(place, color="#D55E00", linewidth=0.7)
                 axes.axvline(place, color="#D55E00", linewidth=0.7)
@@ -168,7 +181,7 @@ def attention(
     n_rows, width = batch.inputs["input"].shape
     if n_rows * len(units) * width**2 > MOST_VALUES:
         raise HcLensError(
-            f"expected at most {MOST_VALUES:,} numbers on a page, got {n_rows} rows of "
+            f"expected at most {MOST_VALUES:,} numbers in a figure, got {n_rows} rows of "
             f"{len(units)} heads and {width} tokens; name fewer heads with heads=, or show "
             "fewer rows"
         )

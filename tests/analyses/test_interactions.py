@@ -19,7 +19,7 @@ TWO_WAY = ("entailment", "non-entailment")
 @pytest.fixture(scope="module", params=["bert", "gpt2"])
 def setting(request):
     model = deep_model(request.param)
-    batches = pair_batches(model)
+    batches = pair_batches(model, 12, token_budget=240)
     return model, batches, hc.collect_means(model, batches, progress=False)
 
 
@@ -135,7 +135,7 @@ def test_one_case_alone_can_be_screened(setting):
 
 def test_two_way_labels_are_screened_in_the_labels_of_the_task():
     model = deep_model("bert")
-    batches = pair_batches(model, labels=TWO_WAY)
+    batches = pair_batches(model, 12, labels=TWO_WAY)
     means = hc.collect_means(model, batches, progress=False)
     found = screen(model, batches, means, POOL[:3], check=None, n_resamples=100, progress=False)
     f = mean_of(model, batches, means, "probability")

@@ -193,8 +193,17 @@ def test_bad_input_is_told(bert):
         attention(bert, "the " * 50, "a")
 
 
-def test_too_many_numbers_for_a_page_are_told(bert, monkeypatch):
+def test_too_many_numbers_are_told(bert, monkeypatch):
     # The package's attribute of that name is the function, so the module is asked for by name.
     monkeypatch.setattr(importlib.import_module("hc_lens.show.attention"), "MOST_VALUES", 100)
     with pytest.raises(HcLensError, match="got 1 rows of 8 heads and 5 tokens; name fewer heads"):
         attention(bert, "the", "a")
+
+
+def test_a_figure_that_no_browser_can_draw_is_told_and_still_drawn_with_matplotlib():
+    large = random_figure(100, 128)
+    with pytest.raises(HcLensError, match="got 100 heads of 128 x 128 tokens; name fewer heads"):
+        large.html()
+    maps = [axes for axes in large.figure().axes if axes.get_images()]
+    assert len(maps) == 100
+    assert not any(axes.get_xticklabels() for axes in maps)

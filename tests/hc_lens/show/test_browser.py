@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 import hc_lens as hc
 from hc_lens.show import Attention, Page, attention
+from hc_lens.show.page import json_for_script
 from tests import tiny
 from tests.browser import Browser, running_browser
 from tests.handmade import handmade_model
@@ -109,6 +110,31 @@ def test_a_notebook_output_draws_inside_another_page(browser, tmp_path):
     path = tmp_path / "notebook.html"
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body>{outputs}</body>", "utf-8")
     browser.open(path, drawn(2, 2))
+    assert browser.errors() == []
+
+
+INSERT = """
+const out = document.getElementById("out");
+out.innerHTML = JSON.parse(document.getElementById("output").textContent);
+for (const old of [...out.getElementsByTagName("script")]) {
+  const script = document.createElement("script");
+  script.text = old.textContent;
+  out.appendChild(script).parentNode.removeChild(script);
+}
+"""
+
+
+def test_an_output_that_a_notebook_inserts_is_drawn(browser, tmp_path):
+    # VS Code and JupyterLab set innerHTML and then run a copy of each script.
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
+    output = f'<script id="output" type="application/json">{json_for_script(shown._repr_html_())}'
+    path = tmp_path / "inserted.html"
+    path.write_text(
+        f"<!DOCTYPE html><meta charset='utf-8'><body><div id='out'></div>{output}</script>"
+        f"<script>{INSERT}</script></body>",
+        "utf-8",
+    )
+    browser.open(path, drawn(1, 2))
     assert browser.errors() == []
 
 
