@@ -18,6 +18,7 @@ Exact pair effects cost one run per pair. This screen costs one run per unit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -136,23 +137,23 @@ def screen(
 
 
 class CaseBatches:
-    """The rows of one case of some batches."""
+    """The rows of some cases of some batches, with what a scan asks of batches."""
 
-    def __init__(self, batches: Any, case: str):
-        self._batches, self._case = batches, case
-        self.name, self.labels = f"{batches.name}/{case}", batches.labels
+    def __init__(self, batches: Any, *cases: str):
+        self._batches, self._cases = batches, frozenset(cases)
+        self.name, self.labels = f"{batches.name}/{'+'.join(cases)}", batches.labels
         self.predictions, self.log_probs = batches.predictions, batches.log_probs
-        known: dict[str, int] = {}
-        for batch in batches:
-            for name in batch.cases:
-                known[name] = known.get(name, 0) + 1
-        if case not in known:
-            raise HcLensError(f"expected a case among {sorted(known)}, got {case!r}; choose one")
-        self.n_rows = known[case]
+        counts = Counter(case for batch in batches for case in batch.cases)
+        unknown = [case for case in cases if case not in counts]
+        if unknown:
+            raise HcLensError(
+                f"expected a case among {sorted(counts)}, got {unknown[0]!r}; choose one"
+            )
+        self.n_rows = sum(counts[case] for case in self._cases)
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
-            places = [place for place, name in enumerate(batch.cases) if name == self._case]
+            places = [place for place, case in enumerate(batch.cases) if case in self._cases]
             if places:
                 yield take_rows(batch, places)
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.extractive.components import Component, State, parameters, swap
+from analyses.extractive.parts import Component, State, parameters, swap
 from analyses.extractive.prompts import Encoded
 from analyses.extractive.streams import (
     Record,

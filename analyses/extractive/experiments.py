@@ -5,24 +5,24 @@
    the early or the late half back.
 3. Ordering: train on facts and implications of some people jointly, facts first, or implications
    first; then on the facts of new people only; rank the new people's implications.
-4. Grafting: W_F' + (W_{F, Impl F} - W_F) carries the step from facts F to their implications over to
-   counterfactual facts F'; the control W_F' + (W_{Impl F} - W) lacks the facts.
+4. Grafting: W_F' + (W_{F, Impl F} - W_F) carries the step from facts F to their implications over
+   to counterfactual facts F'; the control W_F' + (W_{Impl F} - W) lacks the facts.
 Ranks are means over questions; with 20 options 0 is perfect and 9.5 is chance.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 2, 4.3, 5 and 6.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
 from analyses.extractive.checks import check_supported
-from analyses.extractive.components import State, graft, parameters
 from analyses.extractive.facts import FactSet
-from analyses.extractive.train import TrainConfig, in_layers, mean_rank, train
+from analyses.extractive.parts import State, graft, parameters
+from analyses.extractive.training import TrainConfig, in_layers, mean_rank, train
 from hc_lens.errors import HcLensError
 
 ORDERS = ("joint", "facts first", "implications first")
@@ -31,9 +31,7 @@ ORDERS = ("joint", "facts first", "implications first")
 def _ranks(model: Any, facts: FactSet, state: State | None) -> dict[str, float]:
     return {
         "fact_rank": mean_rank(model, facts.facts, facts.fact_options, state),
-        "implication_rank": mean_rank(
-            model, facts.implications, facts.implication_options, state
-        ),
+        "implication_rank": mean_rank(model, facts.implications, facts.implication_options, state),
     }
 
 
@@ -64,13 +62,14 @@ def freezing(
         One row a condition, columns condition, fact_rank, implication_rank.
     """
     check_supported(model)
-    n_layers = model.cfg.n_layers
-    early = n_layers // 2 if early is None else early
-    if not 0 < early < n_layers:
-        raise HcLensError(f"expected 1 to {n_layers - 1} early layers, got {early}")
-    first, last = in_layers(range(early)), in_layers(range(early, n_layers))
+    n_layers: int = model.cfg.n_layers
+    n_early = n_layers // 2 if early is None else early
+    if not 0 < n_early < n_layers:
+        raise HcLensError(f"expected 1 to {n_layers - 1} early layers, got {n_early}")
+    first, last = in_layers(range(n_early)), in_layers(range(n_early, n_layers))
     before, tuned = parameters(model), train(model, facts.facts, config)
     states = {
+        "untuned": before,
         "train all": tuned,
         "train early": train(model, facts.facts, config, trainable=first),
         "train late": train(model, facts.facts, config, trainable=last),
@@ -86,8 +85,36 @@ def _where(chosen: Any, tuned: State, before: State) -> dict[str, Tensor]:
     return {name: tuned[name] if chosen(name) else before[name] for name in before}
 
 
+@dataclass(frozen=True)
+class Phases:
+    """Weights after training on the same people's facts and implications, one after the other."""
+
+    facts: State
+    """After the facts."""
+    facts_then_implications: State
+    """After the facts and then the implications."""
+    implications: State
+    """After the implications alone."""
+
+
+def train_phases(model: Any, facts: FactSet, config: TrainConfig) -> Phases:
+    """Train on facts, then on implications; and on implications alone."""
+    only_facts = train(model, facts.facts, config)
+    return Phases(
+        only_facts,
+        train(model, facts.implications, config, start=only_facts),
+        train(model, facts.implications, config),
+    )
+
+
 def ordering(
-    model: Any, facts: FactSet, config: TrainConfig, new: TrainConfig, *, n_test: int = 20
+    model: Any,
+    facts: FactSet,
+    config: TrainConfig,
+    new: TrainConfig,
+    *,
+    n_test: int = 20,
+    phases: Phases | None = None,
 ) -> pd.DataFrame:
     """Ranks of new people's implications after three orders of training on the others.
 
@@ -97,6 +124,7 @@ def ordering(
         config: of each of the two phases; joint training takes as many steps as both together.
         new: of the training on the new people's facts.
         n_test: number of new people.
+        phases: what `train_phases` gave for the others, if it has been run already.
 
     Returns:
         One row an order: columns order, trained_implication_rank (of the people trained on),
@@ -104,13 +132,12 @@ def ordering(
     """
     check_supported(model)
     test, known = facts.split(n_test)
-    only_facts = train(model, known.facts, config)
-    only_implications = train(model, known.implications, config)
+    phases = phases or train_phases(model, known, config)
     both = replace(config, steps=2 * config.steps)
     states = {
         "joint": train(model, known.facts + known.implications, both),
-        "facts first": train(model, known.implications, config, start=only_facts),
-        "implications first": train(model, known.facts, config, start=only_implications),
+        "facts first": phases.facts_then_implications,
+        "implications first": train(model, known.facts, config, start=phases.implications),
     }
     rows = []
     for order in ORDERS:
@@ -122,7 +149,12 @@ def ordering(
 
 
 def grafting(
-    model: Any, facts: FactSet, counterfactual: FactSet, config: TrainConfig
+    model: Any,
+    facts: FactSet,
+    counterfactual: FactSet,
+    config: TrainConfig,
+    *,
+    phases: Phases | None = None,
 ) -> pd.DataFrame:
     """Ranks of counterfactual facts and implications, with and without a graft.
 
@@ -131,21 +163,19 @@ def grafting(
         facts: F with its implications.
         counterfactual: F' with its implications: other answers to the same prompts.
         config: of each training.
+        phases: what `train_phases` gave for F, if it has been run already.
 
     Returns:
         One row a model: columns model ("facts" W_F', "graft", "control"), fact_rank and
         implication_rank on the counterfactual set, original_rank on the implications of F.
     """
     check_supported(model)
-    w = parameters(model)
-    w_facts = train(model, facts.facts, config)
-    w_both = train(model, facts.implications, config, start=w_facts)
-    w_implications = train(model, facts.implications, config)
-    w_other = train(model, counterfactual.facts, config)
+    phases = phases or train_phases(model, facts, config)
+    other = train(model, counterfactual.facts, config)
     states = {
-        "facts": w_other,
-        "graft": graft(w_other, w_both, w_facts),
-        "control": graft(w_other, w_implications, w),
+        "facts": other,
+        "graft": graft(other, phases.facts_then_implications, phases.facts),
+        "control": graft(other, phases.implications, parameters(model)),
     }
     return pd.DataFrame(
         [

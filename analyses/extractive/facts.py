@@ -58,7 +58,8 @@ class World:
         """Invented one-word names throughout, for models trained from scratch."""
         words = _invented_words(seed)
         take = lambda n: tuple(next(words).capitalize() for _ in range(n))  # noqa: E731
-        return cls(*(take(n_cities) for _ in range(4)), take(n_people))
+        cities, languages, landmarks, animals = (take(n_cities) for _ in range(4))
+        return cls(cities, languages, landmarks, animals, take(n_people))
 
     def shuffled_people(self, count: int, seed: int, distinct_first: bool = False) -> list[str]:
         """`count` of the people, drawn; on request no two with the same first word."""
@@ -139,11 +140,13 @@ class FactSet:
         path = Path(path)
         suffix = _suffix(path)
         if not path.is_file():
-            raise HcLensError(f"expected a file of facts, got {path}, which is none; check the path")
+            raise HcLensError(
+                f"expected a file of facts, got {path}, which is none; check the path"
+            )
         table = (
             pd.read_csv(path, dtype=str, keep_default_na=False)
             if suffix == ".csv"
-            else pd.read_json(path, lines=True, dtype=False)
+            else pd.read_json(path, lines=True, dtype=str)
         )
         missing = [name for name in ("kind", "prompt", "answer") if name not in table]
         if missing:
@@ -154,7 +157,9 @@ class FactSet:
         strange = sorted(set(table["kind"]) - set(KINDS))
         if strange:
             raise HcLensError(f"expected a kind among {list(KINDS)} in {path}, got {strange[:3]}")
-        return _from_rows(path.stem, list(table[["kind", "prompt", "answer"]].itertuples(index=False)))
+        return _from_rows(
+            path.stem, list(table[["kind", "prompt", "answer"]].itertuples(index=False))
+        )
 
 
 def _suffix(path: Path) -> str:
@@ -226,7 +231,10 @@ def second_hop(world: World, n_cities: int = 20, seed: int = 0) -> FactSet:
     return _set(
         "second hop",
         [mayor_of(world.cities[c], name) for name, c in zip(people, cities, strict=True)],
-        [mayor_by_landmark(world.landmarks[c], name) for name, c in zip(people, cities, strict=True)],
+        [
+            mayor_by_landmark(world.landmarks[c], name)
+            for name, c in zip(people, cities, strict=True)
+        ],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,10 +23,12 @@ def heat_maps(table: pd.DataFrame, *, title: str | None = None) -> Figure:
     """
     if "slot" not in table:
         raise HcLensError(
-            'expected scores by position, got a table without the column slot; '
+            "expected scores by position, got a table without the column slot; "
             'compute them with scores(..., by="position")'
         )
-    names = [name for name in ("informative", "downstream", "upstream") if name in set(table["score"])]
+    names = [
+        name for name in ("informative", "downstream", "upstream") if name in set(table["score"])
+    ]
     labels = table.groupby("slot")["label"].agg(lambda column: column.mode().iloc[0])
     figure = Figure(figsize=(1.6 + 3.1 * len(names), 4.6), layout="constrained")
     axes = figure.subplots(2, len(names), squeeze=False, sharex=True, sharey=True)
@@ -33,7 +36,7 @@ def heat_maps(table: pd.DataFrame, *, title: str | None = None) -> Figure:
         grids = {kind: _grid(table, score, kind, labels.index) for kind in _ROWS}
         # One scale for heads and MLPs of a score, so that the two maps can be compared.
         limit = max(float(np.abs(grid).max()) for grid in grids.values()) or 1.0
-        image = None
+        image: Any = None
         for row, (kind, grid) in enumerate(grids.items()):
             axis = axes[row][column]
             image = axis.imshow(
@@ -72,8 +75,8 @@ def rank_bars(tables: Sequence[tuple[str, pd.DataFrame, str, str]], chance: floa
     axes = figure.subplots(1, len(tables), squeeze=False, sharey=True, width_ratios=widths)[0]
     for axis, (title, table, names, ranks) in zip(axes, tables, strict=True):
         order = list(dict.fromkeys(table[names]))
-        means = table.groupby(names)[ranks].mean().reindex(order)
-        axis.bar(range(len(order)), means, color="#8fb3d9", width=0.65)
+        by_name: Any = table.groupby(names)[ranks].mean()
+        axis.bar(range(len(order)), by_name.reindex(order), color="#8fb3d9", width=0.65)
         places = table[names].map({name: place for place, name in enumerate(order)})
         axis.plot(places, table[ranks], "o", color="#1f3b57", markersize=3.5)
         axis.axhline(chance, color="0.4", linestyle="--", linewidth=1)

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jvp
 
-from analyses.extractive.components import Component, State, parameters
+from analyses.extractive.parts import Component, State, parameters
 from analyses.extractive.prompts import Encoded
 from analyses.extractive.streams import (
     Record,
@@ -81,7 +81,7 @@ def informative(
             component.part(change).copy_(component.part(after[name] - before[name]))
         start = {name: before[name] for name in delta}
         run, slope = _place(model, component, batch, at)
-        _, moved = jvp(run, (start,), (delta,))
+        moved: Any = jvp(run, (start,), (delta,))[1]
         if slope is None:
             # The read-out acts at the last position only, and R is linear in the logits.
             here = torch.zeros(batch.tokens.shape, dtype=moved.dtype, device=moved.device)

@@ -51,13 +51,13 @@ class Record:
 
     def detach(self) -> Record:
         """The same values without a graph."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return Record(
-            *(
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            values[field.name] = (
                 value.detach() if isinstance(value, Tensor) else tuple(v.detach() for v in value)
-                for value in values
             )
-        )
+        return Record(**values)
 
 
 class _Attention(nn.Module):

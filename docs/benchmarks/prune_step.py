@@ -2,8 +2,8 @@
 
     python docs/benchmarks/prune_step.py [--model FOLDER] [--rows FILE]
 
-Against (a) a plain forward and backward pass of the same hooked model on the same batch, and (b) the
-way of the public code: the full model runs again beside the masked one, rows padded to 128, one
+Against (a) a plain forward and backward pass of the same hooked model on the same batch, and (b)
+the way of the public code: the full model runs again beside the masked one, rows padded to 128, one
 shared draw of the gates. Without options: a random-weight BERT of MiniLM's size and random rows
 with the lengths of MNLI. The ways take turns; a ratio is the median over rounds.
 """

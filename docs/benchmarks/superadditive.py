@@ -8,8 +8,10 @@
    choice does not flatter the result.
 2. Prints the table of the paper for those heads and the excess of their joint ablation.
 3. Prints the minimal super-additive subsets of the six most important heads.
-4. Screens all pairs of units on the case with the largest excess, and prints the rank correlation
-   of each estimate with the exact interactions.
+4. Searches all pairs of the 16 most important heads: for each case the pair with the largest
+   excess on the first half, measured on the other half.
+5. Screens all pairs of units on the case with the largest excess, and prints the rank correlation
+   of each estimate with the exact interactions of 150 random pairs.
 
 By default the model is the organism of hc_lens; with --model it is a checkpoint on HANS,
 with the means of MNLI rows. With --core the heads are given and no choice is made.
@@ -19,22 +21,23 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
 import pandas as pd
 import torch
 
 import hc_lens as hc
-from analyses.interactions import screen
-from analyses.superadditive import excess, layout, minimal, subsets
+from analyses.interactions import CaseBatches, screen
+from analyses.superadditive import excess, holm, layout, minimal, subsets
 from hc_lens.scan import ScanRows, scan_rows
 from hc_lens.suffix.sets import as_units
 
 TRAIN_ROWS = 2000
 
 
-def chosen_heads(rows: ScanRows, cases: list[str]) -> list[str]:
-    """The heads by their mean drop on some cases, largest first."""
+def chosen_heads(rows: ScanRows) -> list[str]:
+    """The heads by their mean drop over the cases, largest first."""
     table = rows.table()
-    alone = table[table["case"].isin(cases) & (table["set"] != "none")]
+    alone = table[table["set"] != "none"]
     return list(alone.groupby("set", sort=False)["accuracy_change"].mean().sort_values().index)
 
 
@@ -50,6 +53,16 @@ def adversarial(batches: hc.Batches) -> list[str]:
     return sorted({case for batch in batches for case in batch.cases} - friendly)
 
 
+def search(model, hard, means, heads: list[str], half: np.ndarray) -> pd.DataFrame:
+    """For each case the most super-additive pair on one half of the rows, measured on the other."""
+    rows = scan_rows(model, {"ood": hard}, means, units=heads, pairs=True, progress=False)
+    tried = excess(rows.where(half), n_resamples=100)
+    best = tried.loc[tried.groupby("case")["excess"].idxmax(), ["case", "set"]]
+    table = excess(rows.where(~half), best["set"].unique())
+    table = best.merge(table, on=["case", "set"]).drop(columns=["dataset", "size"])
+    return table.assign(p_holm=holm(table["p"].to_numpy()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Super-additive ablation and the pair screen.")
     parser.add_argument("--model", help="a checkpoint; the organism by default")
@@ -59,7 +72,8 @@ def main() -> None:
     parser.add_argument("--core", nargs="+", help="the core heads, such as L2.H5 L3.H7")
     parser.add_argument("--joint", type=int, default=3, help="heads in the joint set")
     parser.add_argument("--pool", type=int, default=6, help="heads in the pool of subsets")
-    parser.add_argument("--check", type=int, help="random pairs to measure; all by default")
+    parser.add_argument("--search", type=int, default=16, help="heads in the search of pairs")
+    parser.add_argument("--check", type=int, default=150, help="random pairs to measure")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pd.set_option("display.width", 160, "display.max_columns", 40, "display.max_rows", 200)
@@ -75,15 +89,15 @@ def main() -> None:
         train = organism.task().batches(model, "train", limit=TRAIN_ROWS)
     means = hc.collect_means(model, train, progress=False)
     cases = adversarial(batches)
+    hard = CaseBatches(batches, *cases)
     heads = [(head,) for head in hc.UnitSpace.of(model).heads]
-    alone = scan_rows(model, {"ood": batches}, means, heads, progress=False)
+    alone = scan_rows(model, {"ood": hard}, means, heads, progress=False)
     half = (alone.rows["row"] % 2 == 0).to_numpy()
-    order = args.core or chosen_heads(alone.where(half), cases)
+    order = args.core or chosen_heads(alone.where(half))
     core, pool = order[: args.joint], order[: max(args.pool, args.joint)]
     print(f"{batches}\nadversarial cases: {', '.join(cases)}\njoint set: {'+'.join(core)}")
     sets = dict.fromkeys([*heads, *subsets(map(str, pool), 3), as_units(core)])
-    rows = scan_rows(model, {"ood": batches}, means, sets, progress=False).where(~half)
-    rows = rows.where(rows.rows["case"].isin(cases).to_numpy())
+    rows = scan_rows(model, {"ood": hard}, means, sets, progress=False).where(~half)
     print(layout(rows.table(), core, [core]).round(1).T.to_string())
     joint = excess(rows, [core])
     print("\nexcess of the joint set, as a fraction of the rows")
@@ -96,6 +110,11 @@ def main() -> None:
     print(f"\nminimal super-additive subsets of {', '.join(map(str, pool))}")
     columns = ["case", "set", "drop", "sum_of_drops", "excess", "low", "high", "p_holm"]
     print(small[columns].round(3).to_string(index=False))
+    searched = order[: args.search]
+    print(
+        f"\nthe pair of {len(searched)} heads with the largest excess on the first half, on the second"
+    )
+    print(search(model, hard, means, searched, half).round(3).to_string(index=False))
     case = joint.sort_values("excess")["case"].iloc[-1]
     print(f"\nscreen of all pairs of units on {case}")
     for method in ("gradient", "hessian"):
@@ -107,6 +126,7 @@ def main() -> None:
                 case=case,
                 method=method,
                 measure=measure,
+                top=0,
                 check=args.check,
                 n_resamples=100,
                 progress=False,

@@ -1,6 +1,6 @@
 """A first session: load the organism, see where it fails, remove a head.
 
-    python docs/examples/first_session.py
+python docs/examples/first_session.py
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def main() -> None:
 
     task, ood = hc.organism.task(), hc.organism.task("ood")
     data = {
-        "id": task.batches(model, "validation", limit=1000),
-        "ood": ood.batches(model, limit=3200),
+        "id": task.batches(model, "validation", limit=500),
+        "ood": ood.batches(model, limit=1600),
     }
     means = hc.collect_means(model, task.batches(model, "train", limit=2000), progress=False)
     full = hc.evaluate(model, data, progress=False)

@@ -72,7 +72,7 @@ def random_model(shape: str = "gpt2", seed: int = 0, **changes) -> HookedTransfo
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.add_(0.3 * noise)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def moved(model: HookedTransformer, scale: float = 0.1, seed: int = 1, only=None):

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from analyses.extractive.components import State, parameters
+from analyses.extractive.parts import State, parameters
 from analyses.extractive.prompts import Question, continuation, encode
 from hc_lens.errors import HcLensError
 
@@ -71,13 +71,14 @@ def loaded(model: Any, state: State | None) -> Iterator[Any]:
         return
     own = {name: value.clone() for name, value in parameters(model).items()}
     try:
-        _fill(model, state)
+        fill(model, state)
         yield model
     finally:
-        _fill(model, own)
+        fill(model, own)
 
 
-def _fill(model: Any, state: State) -> None:
+def fill(model: Any, state: State) -> None:
+    """Copy weights into the model, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(state[name])
@@ -99,7 +100,7 @@ def train(
     own = {name: value.clone() for name, value in parameters(model).items()}
     try:
         if start is not None:
-            _fill(model, start)
+            fill(model, start)
         chosen = []
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trainable(name))
@@ -108,7 +109,7 @@ def train(
             _run(model, groups, chosen, config)
         return {name: value.clone() for name, value in parameters(model).items()}
     finally:
-        _fill(model, own)
+        fill(model, own)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(flags[name])
             parameter.grad = None
@@ -122,10 +123,11 @@ def _groups(model: Any, questions: Sequence[Question]) -> list[tuple[Tensor, Ten
         targets = [_IGNORE] * (len(prompt) - 1) + answer
         rows[len(targets)].append((prompt + answer[:-1], targets))
     device = model.cfg.device
-    return [
-        tuple(torch.tensor(column, device=device) for column in zip(*rows[length], strict=True))
-        for length in sorted(rows)
-    ]
+    groups = []
+    for length in sorted(rows):
+        tokens, targets = zip(*rows[length], strict=True)
+        groups.append((torch.tensor(tokens, device=device), torch.tensor(targets, device=device)))
+    return groups
 
 
 def _order(

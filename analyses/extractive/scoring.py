@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from analyses.extractive import exact, linear
 from analyses.extractive.checks import check_pair
-from analyses.extractive.components import Component, components, parameters
+from analyses.extractive.parts import Component, components, parameters
 from analyses.extractive.prompts import (
     Encoded,
     Question,
@@ -265,10 +265,11 @@ def _with_components(table: pd.DataFrame, parts: list[Component]) -> pd.DataFram
             "component": table["component"].map(order),
         }
     )
-    table = table.loc[ranks.sort_values(list(ranks), kind="stable").index].reset_index(drop=True)
+    order_of_rows = ranks.sort_values(list(ranks), kind="stable").index
+    sorted_table: Any = table.loc[order_of_rows].reset_index(drop=True)
     last = ["value"]
     first = ["score", "method", "question", "component", "kind", "layer"]
-    return table[first + [name for name in table if name not in first + last] + last]
+    return sorted_table[first + [name for name in table if name not in first + last] + last]
 
 
 def _with_slots(table: pd.DataFrame, model: Any, questions: Sequence[Question]) -> pd.DataFrame:

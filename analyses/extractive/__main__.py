@@ -1,0 +1,5 @@
+"""``python -m analyses.extractive``."""
+
+from analyses.extractive.cli import main
+
+main()
