@@ -117,6 +117,11 @@ def check_tokenizers(before: Any, after: Any) -> None:
                 f"expected a tokenizer on the model {label} fine-tuning, got none; "
                 "set model.tokenizer, or load the checkpoint with hc.load(..., tokenizer=...)"
             )
+        if model.cfg.tokenizer_prepends_bos is None:
+            raise HcLensError(
+                f"expected the model {label} fine-tuning to know whether its tokenizer puts a BOS, "
+                "got no answer in its configuration; call model.set_tokenizer(tokenizer)"
+            )
     old, new = before.tokenizer.get_vocab(), after.tokenizer.get_vocab()
     differing = sorted(token for token in {*old, *new} if old.get(token) != new.get(token))
     if differing:

@@ -48,6 +48,8 @@ def heat_maps(table: pd.DataFrame, *, title: str | None = None) -> Figure:
         axes[0][column].set_title(score)
         axes[1][column].set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=8)
         figure.colorbar(image, ax=axes[:, column].tolist(), location="bottom", shrink=0.8, pad=0.02)
+    if labels.str.fullmatch(r"<-\d+>").any():
+        figure.supxlabel("<-1>: last token of the stretch in which the prompts differ", fontsize=8)
     if title is not None:
         figure.suptitle(title, fontsize=11)
     return figure
@@ -71,7 +73,7 @@ def rank_bars(tables: Sequence[tuple[str, pd.DataFrame, str, str]], chance: floa
         chance: rank of a guess, drawn as a dashed line.
     """
     widths = [table[names].nunique() for _, table, names, _ in tables]
-    figure = Figure(figsize=(1.2 + 0.85 * sum(widths), 3.4), layout="constrained")
+    figure = Figure(figsize=(1.2 + 0.6 * sum(widths), 3.4), layout="constrained")
     axes = figure.subplots(1, len(tables), squeeze=False, sharey=True, width_ratios=widths)[0]
     for axis, (title, table, names, ranks) in zip(axes, tables, strict=True):
         order = list(dict.fromkeys(table[names]))

@@ -89,7 +89,7 @@ def write(tables: dict[str, pd.DataFrame], out: Path, config: DeskConfig) -> lis
         figure.savefig(written[-1], dpi=150)
     freezing: Any = tables["freezing"]
     panels: list[Any] = [
-        (name, freezing[freezing["set"] == name], "condition", "implication_rank")
+        (f"freezing, {name}", freezing[freezing["set"] == name], "condition", "implication_rank")
         for name in freezing["set"].unique()
     ]
     panels += [

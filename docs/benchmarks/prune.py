@@ -4,7 +4,7 @@
 
 Prints, at 50% and 70% sparsity and over seeds, the held-out KL to the full model and the in-domain
 accuracy of our preset, our preset with a third of the examples, the public code's preset, gradient
-importance, 20 random masks and greedy removal; then the accuracy of our subnetworks on every
+importance and 20 random masks; then the accuracy of our subnetworks on every
 adversarial case, also at 85%, and the heads that all of them keep.
 """
 
@@ -40,7 +40,6 @@ def methods(sparsity: float, seed: int) -> dict[str, hc.PruneConfig]:
     }
     if seed == 0:
         named["importance"] = hc.PruneConfig(sparsity, seed, method="importance")
-        named["greedy"] = hc.PruneConfig(sparsity, seed, method="greedy")
         for draw in range(20):
             named[f"random {draw}"] = hc.PruneConfig(sparsity, draw, method="random")
     return named
@@ -53,13 +52,11 @@ def one(job: tuple[float, int, int]) -> pd.DataFrame:
     model = hc.organism.load()
     task, ood = hc.organism.task(), hc.organism.task("ood")
     train = task.batches(model, "train", limit=8000, token_budget=BUDGET)
-    few = task.batches(model, "train", limit=500)
     means = hc.collect_means(model, task.batches(model, "train"), progress=False)
     data = {"id": task.batches(model, "validation"), "ood": ood.batches(model, limit=rows)}
     found = {}
     for name, config in methods(sparsity, seed).items():
-        on = few if config.method == "greedy" else train
-        found[name] = hc.prune(model, on, means, config, progress=False)
+        found[name] = hc.prune(model, train, means, config, progress=False)
     table = hc.evaluate(model, data, means=means, subnetwork=found, progress=False)
     heads = [label for label in found["ours"].kept if "H" in label]
     return table.assign(sparsity=sparsity, seed=seed, heads=" ".join(heads))

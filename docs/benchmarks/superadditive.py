@@ -111,9 +111,7 @@ def main() -> None:
     columns = ["case", "set", "drop", "sum_of_drops", "excess", "low", "high", "p_holm"]
     print(small[columns].round(3).to_string(index=False))
     searched = order[: args.search]
-    print(
-        f"\nthe pair of {len(searched)} heads with the largest excess on the first half, on the second"
-    )
+    print(f"\nthe pair of {len(searched)} heads that looked best on the other half of the rows")
     print(search(model, hard, means, searched, half).round(3).to_string(index=False))
     case = joint.sort_values("excess")["case"].iloc[-1]
     print(f"\nscreen of all pairs of units on {case}")

@@ -1,7 +1,7 @@
 """Pretraining of the organism: which words of one sentence also occur in the other?
 
-A model trained from scratch on pair labels alone never finds out how to match words across two
-sentences. A pretrained BERT can; this stands in for its pretraining.
+Matching a word across two sentences is hard to learn from one label a pair. A pretrained BERT
+brings heads that can; this stands in for its pretraining.
 
 1. A batch is half pairs of the grammar, half random word lists, in which every second word of the
    second list is copied from the first.

@@ -63,7 +63,15 @@ def test_every_number_equals_a_slow_loop_over_rows(hooked, batches, means):
 
 def test_the_full_model_comes_first_with_kl_zero_and_full_agreement(hooked, batches):
     table = evaluate(hooked, {"set": batches}, progress=False)
-    assert list(table.columns) == ["subnetwork", "dataset", "case", "n", "accuracy", "kl", "agreement"]
+    assert list(table.columns) == [
+        "subnetwork",
+        "dataset",
+        "case",
+        "n",
+        "accuracy",
+        "kl",
+        "agreement",
+    ]
     assert table["subnetwork"].unique().tolist() == ["full"]
     assert (table["kl"] == 0).all()
     assert (table["agreement"] == 1).all()

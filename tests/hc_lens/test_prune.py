@@ -65,9 +65,7 @@ def test_pruning_touches_neither_weights_nor_hooks_nor_the_global_generator(sett
 
 def test_the_first_step_is_the_gradient_step_of_the_formulas(setting):
     model, batches, means = setting
-    config = PruneConfig(
-        0.5, 5, steps=1, per_row=False, lr_warmup=0.0, lr_hold=1.0, init_mean=0.0
-    )
+    config = PruneConfig(0.5, 5, steps=1, per_row=False, lr_warmup=0.0, lr_hold=1.0, init_mean=0.0)
     seen = []
     sub = run(setting, config, callback=seen.append)
     gates = hc.HardConcrete(hc.UnitSpace.of(model), seed=5, init_mean=config.init_mean)

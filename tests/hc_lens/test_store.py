@@ -75,7 +75,9 @@ def test_a_half_written_folder_is_not_read(tmp_path, monkeypatch):
 def test_a_folder_of_another_format_is_an_error(tmp_path):
     sub("L0.H0").save(tmp_path)
     place = tmp_path / "subnetwork.json"
-    place.write_text(json.dumps({**json.loads(place.read_text()), "format": "hc_lens.subnetwork.0"}))
+    place.write_text(
+        json.dumps({**json.loads(place.read_text()), "format": "hc_lens.subnetwork.0"})
+    )
     with pytest.raises(hc.HcLensError, match=r"got 'hc_lens\.subnetwork\.0'"):
         Subnetwork.load(tmp_path)
 
@@ -108,7 +110,11 @@ def test_pushing_uploads_the_two_files(monkeypatch):
             calls["repo"] = (repo, private, exist_ok)
 
         def upload_folder(self, repo_id, folder_path, path_in_repo):
-            calls["upload"] = (repo_id, path_in_repo, sorted(p.name for p in Path(folder_path).iterdir()))
+            calls["upload"] = (
+                repo_id,
+                path_in_repo,
+                sorted(p.name for p in Path(folder_path).iterdir()),
+            )
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     sub("L0.H0").push_to_hub("me/subnetworks", path="mnli-50-42")

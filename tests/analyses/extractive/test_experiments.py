@@ -56,7 +56,7 @@ def test_a_graft_of_other_shapes_or_of_buffers_is_an_error():
     base = {"w": torch.zeros(2)}
     with pytest.raises(HcLensError, match="same parameters in base and plus, got differences"):
         graft(base, {"v": torch.zeros(2)}, base)
-    with pytest.raises(HcLensError, match="expected weights only, got m of type torch.bool"):
+    with pytest.raises(HcLensError, match=r"expected weights only, got m of type torch\.bool"):
         graft({"m": torch.zeros(2, dtype=torch.bool)}, base, base)
 
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from analyses.extractive import exact, linear
 from analyses.extractive.parts import components, parameters, swap
@@ -13,8 +14,9 @@ from analyses.extractive.prompts import Question, align, encode, token_ids
 from analyses.extractive.scoring import scores
 from analyses.extractive.streams import record
 from analyses.extractive.training import fill
+from analyses.extractive.words import word_tokenizer
 from hc_lens.errors import HcLensError
-from tests.analyses.extractive.shapes import SHAPES, moved, random_model
+from tests.analyses.extractive.shapes import SENTENCES, SHAPES, moved, random_model
 
 OPTIONS = ("Latin", "German", "French", "Norse")
 QUESTIONS = [
@@ -100,7 +102,7 @@ def test_linear_informative_scores_sum_to_the_gradient_times_the_change(shape):
     after = moved(before)
     slopes = torch.autograd.grad(reward(before), list(before.parameters()))
     change = [new - old for new, old in zip(after.parameters(), before.parameters(), strict=True)]
-    expected = sum(float((s * c).sum()) for s, c in zip(slopes, change, strict=True))
+    expected = sum(float((s * c).sum().detach()) for s, c in zip(slopes, change, strict=True))
     whole = table(before, after, "linear")["value"].sum()
     by_position = table(before, after, "linear", "position")["value"].sum()
     assert whole == pytest.approx(expected, abs=1e-10)
@@ -286,12 +288,24 @@ def test_two_checkpoints_of_different_shapes_are_an_error():
         table(random_model("gpt2"), random_model("gpt2", d_mlp=24))
 
 
+def test_two_checkpoints_on_disk_are_loaded_and_scored(tmp_path):
+    tokenizer = word_tokenizer(SENTENCES)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    for seed, name in enumerate(("before", "after")):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            config = transformers.GPT2Config(vocab_size=len(tokenizer), **sizes)
+            transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    found = table(str(tmp_path / "before"), tmp_path / "after")
+    assert set(found["component"]) >= {"embed", "L0.H1", "L0.MLP", "L0.b_O", "ln_final", "unembed"}
+    assert found["value"].abs().max() > 1e-6
+
+
 def test_two_tokenizers_are_an_error():
     before = random_model("gpt2")
     after = copy.deepcopy(before)
     words = before.tokenizer.get_vocab()
-    from analyses.extractive.words import word_tokenizer
-
     after.tokenizer = word_tokenizer(f"{word}x" if word == "Ann" else word for word in words)
     with pytest.raises(HcLensError, match="one tokenizer, got two with different ids for"):
         table(before, after)
@@ -301,6 +315,13 @@ def test_a_model_without_tokenizer_is_an_error():
     before = random_model("gpt2")
     before.tokenizer = None
     with pytest.raises(HcLensError, match="a tokenizer on the model before fine-tuning"):
+        table(before, before)
+
+
+def test_a_model_that_does_not_say_whether_a_bos_is_put_is_an_error():
+    before = random_model("gpt2")
+    before.cfg.tokenizer_prepends_bos = None
+    with pytest.raises(HcLensError, match=r"call model\.set_tokenizer"):
         table(before, before)
 
 
