@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd

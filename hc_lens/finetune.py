@@ -246,7 +246,7 @@ class _Trainer:
         for group in optimizer.param_groups:
             group["lr"] = self.config.rate(step)
         torch.manual_seed(_seed(self.config, "dropout", step))
-        batch = self.train._batch(rows_of(step, self.train.n_rows, self.config))
+        batch = self.train.gather(rows_of(step, self.train.n_rows, self.config))
         self.model.train()
         logits = self.model(**_hf_inputs(batch)).logits
         loss = nn.functional.nll_loss(self.train.log_probs(logits), batch.labels)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from hc_lens.errors import HcLensError
-from hc_lens.models.load import _read_tokenizer
+from hc_lens.models.load import read_tokenizer
 from hc_lens.models.quiet import quiet
 
 _PLACEHOLDER = re.compile(r"LABEL_\d+")
@@ -31,7 +31,7 @@ def trainable(source: Any, labels: Sequence[str], tokenizer: Any) -> tuple[Any, 
     with quiet():
         if isinstance(source, (str, Path)):
             model = _read(source, labels)
-            tokenizer = _read_tokenizer(source) if tokenizer is None else tokenizer
+            tokenizer = read_tokenizer(source) if tokenizer is None else tokenizer
         elif isinstance(source, PretrainedConfig):
             model = _fresh(copy.deepcopy(source), labels)
         else:

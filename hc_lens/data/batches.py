@@ -159,10 +159,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._order:
-            yield self._batch(list(batch))
+            yield self.gather(list(batch))
 
     def __getitem__(self, place: int) -> Batch:
-        return self._batch(list(self._order[place]))
+        return self.gather(list(self._order[place]))
 
     def __len__(self) -> int:
         return len(self._order)
@@ -173,7 +173,8 @@ class Batches:
             f"{self.padding:.1%} padding, {self.n_truncated} truncated, {self.n_dropped} dropped)"
         )
 
-    def _batch(self, places: list[int]) -> Batch:
+    def gather(self, places: list[int]) -> Batch:
+        """One batch of any rows, by their places in `rows`."""
         inputs = self._padding(self._tokens[places])
         device = self._cfg.device
         return Batch(

@@ -70,7 +70,7 @@ def load(
             config = _read_config(source)
             _check_head(config)
             hf_model = _read_weights(source, config, dtype)
-            tokenizer = _read_tokenizer(source) if tokenizer is None else tokenizer
+            tokenizer = read_tokenizer(source) if tokenizer is None else tokenizer
         else:
             hf_model, config = source, getattr(source, "config", None)
             if config is None or not hasattr(hf_model, "state_dict"):
@@ -185,7 +185,8 @@ def _read_weights(source: str | Path, config: Any, dtype: torch.dtype) -> Any:
     return hf_model
 
 
-def _read_tokenizer(source: str | Path) -> Any:
+def read_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of a directory or Hub id; none there is an HcLensError."""
     from transformers import AutoTokenizer
 
     place = _place(source)
