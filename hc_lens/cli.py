@@ -87,6 +87,23 @@ def finetune(
     typer.echo(f"checkpoints {list(result.steps)} in {out}")
 
 
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def analyse(
+    name: Annotated[str, typer.Argument(help="The analysis; --help after it shows its options.")],
+    options: Annotated[list[str] | None, typer.Argument(help="Options of the analysis.")] = None,
+) -> None:
+    """Run an analysis: one of this package's, or of any that registers in hc_lens.analyses."""
+    from importlib.metadata import entry_points
+
+    known = {found.name: found for found in entry_points(group="hc_lens.analyses")}
+    if name not in known:
+        raise HcLensError(
+            f"expected one of the analyses {sorted(known)}, got {name!r}; a package adds its own "
+            "with an entry point in the group hc_lens.analyses"
+        )
+    known[name].load()(args=options or [], prog_name=f"hc-lens analyse {name}")
+
+
 def _held_out(task: Task) -> list[str]:
     return [split for split in task.splits if split.startswith(("validation", "dev", "test"))]
 

@@ -112,9 +112,10 @@ def _rows(
     return pd.DataFrame(columns)
 
 
-def summarise(rows: pd.DataFrame, by: Iterable[str] = ("subnetwork", "dataset", "case")):
+def summarise(
+    rows: pd.DataFrame, by: Iterable[str] = ("subnetwork", "dataset", "case")
+) -> pd.DataFrame:
     """Means over rows of accuracy, kl and agreement, with n, in order of first appearance."""
-    groups = rows.groupby(list(by), sort=False)
-    table = groups[["accuracy", "kl", "agreement"]].mean()
-    table.insert(0, "n", groups.size())
-    return table.reset_index()
+    measures = ("accuracy", "kl", "agreement")
+    columns = {"n": ("kl", "size"), **{name: (name, "mean") for name in measures}}
+    return pd.DataFrame(rows.groupby(list(by), sort=False).agg(**columns)).reset_index()

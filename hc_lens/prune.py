@@ -191,7 +191,7 @@ class _Run:
         self._set_rates(step)
         self.optimiser.zero_grad()
         n_rows = sum(len(batch.rows) for batch in batches)
-        total = 0.0
+        total, current = 0.0, 0.0
         for batch in batches:
             sampled = self.gates.sample(len(batch.rows) if config.per_row else None)
             edits = mask_edits(self.space, sampled, self.source.on(batch))
@@ -208,11 +208,12 @@ class _Run:
             loss = rows.mean()
             (share * (loss + self.lagrangian.penalty(sparsity, target))).backward()
             total += share * loss.item()
+            current += share * sparsity.item()
         self._clip_and_update()
         return PruneStep(
             step,
             target,
-            sparsity.item(),
+            current,
             total,
             self.lagrangian.lambda_1.item(),
             self.lagrangian.lambda_2.item(),

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hc_lens.errors import HcLensError
+
 if TYPE_CHECKING:
     from analyses.extractive.facts import FactSet
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 SETS = ("first-hop", "second-hop", "invented")
 """Generated sets that --data knows by name."""
@@ -46,21 +48,15 @@ def run(
     """Which components store a fact, which query it and which use it (arXiv 2412.04614)."""
     import torch
 
-    from hc_lens.errors import HcLensError
-
     if threads or demo:
         # The demo's matrices are so small that a second thread costs more than it brings.
         torch.set_num_threads(threads or 1)
-    try:
-        if demo:
-            _demo(out or Path("extractive-demo"), seeds)
-        elif what == "scores":
-            _scores(before, after, data, method, by, n_counterfactuals, seed, out)
-        else:
-            _experiment(what, before, data, counterfactual, n_test, steps, lr, seed, out)
-    except HcLensError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    if demo:
+        _demo(out or Path("extractive-demo"), seeds)
+    elif what == "scores":
+        _scores(before, after, data, method, by, n_counterfactuals, seed, out)
+    else:
+        _experiment(what, before, data, counterfactual, n_test, steps, lr, seed, out)
 
 
 def _demo(out: Path, seeds: int) -> None:
@@ -96,7 +92,6 @@ def _scores(
 ) -> None:
     from analyses.extractive.figures import heat_maps
     from analyses.extractive.scoring import scores
-    from hc_lens.errors import HcLensError
 
     if not before or not after:
         raise HcLensError(
@@ -142,7 +137,6 @@ def _experiment(
     from analyses.extractive import experiments
     from analyses.extractive.scoring import load_model
     from analyses.extractive.training import TrainConfig
-    from hc_lens.errors import HcLensError
 
     known = ("out-of-context", "freezing", "ordering", "grafting")
     if what not in known:
@@ -176,5 +170,9 @@ def _experiment(
 
 
 def main() -> None:
-    """Run the command."""
-    app()
+    """Run the command; an HcLensError is one line on the error stream and exit code 1."""
+    try:
+        app()
+    except HcLensError as error:
+        typer.echo(f"hc-lens: {error}", err=True)
+        raise SystemExit(1) from error

@@ -66,3 +66,18 @@ def test_debug_shows_where_an_error_came_from(tmp_path, monkeypatch):
 def test_the_papers_settings_can_be_changed_one_by_one():
     config = cli._config(True, "qqp", {"seed": 3})
     assert (config.steps, config.batch_size, config.seed) == (40_000, 128, 3)
+
+
+def test_an_analysis_is_found_through_its_entry_point(monkeypatch, capsys):
+    assert call(monkeypatch, "analyse", "extractive", "--help") == 0
+    assert "--demo" in capsys.readouterr().out
+
+
+def test_an_unknown_analysis_lists_the_known_ones(monkeypatch, capsys):
+    assert call(monkeypatch, "analyse", "nothing") == 1
+    assert "['extractive'], got 'nothing'" in capsys.readouterr().err
+
+
+def test_an_error_of_an_analysis_is_one_line(monkeypatch, capsys):
+    assert call(monkeypatch, "analyse", "extractive", "scores", "--before", "./nowhere") == 1
+    assert capsys.readouterr().err.startswith("hc-lens: expected")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from analyses import extractive
-from analyses.extractive.cli import app
+from analyses.extractive.cli import app, main
 from analyses.extractive.desk import Desk, DeskConfig, agreement
 from analyses.extractive.figures import heat_maps, rank_bars
 from analyses.extractive.parts import graft, parameters
@@ -190,6 +192,13 @@ def test_the_command_scores_two_checkpoints(tmp_path, monkeypatch):
     ],
 )
 def test_the_command_says_what_is_missing(given, message):
-    result = CliRunner().invoke(app, given)
-    assert result.exit_code == 2
-    assert message in result.output
+    with pytest.raises(HcLensError, match=re.escape(message)):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+
+
+def test_the_module_ends_with_one_line_for_bad_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["extractive", "baking"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("hc-lens: expected scores or one of")
