@@ -1,6 +1,6 @@
 """What does the optimisation buy? Pruning the organism, against the baselines and the public code.
 
-    python docs/benchmarks/prune.py [--seeds 12] [--rows 3200] [--processes 2]
+    python docs/benchmarks/prune.py [--seeds 12] [--rows 3200] [--processes 2] [--short]
 
 Prints, at 50% and 70% sparsity and over seeds, the held-out KL to the full model and the in-domain
 accuracy of our preset, our preset with a third of the examples, the public code's preset, gradient
@@ -22,22 +22,21 @@ from hc_lens.organism.grammar import CONSTRUCTIONS
 SPARSITIES = (0.5, 0.7)
 HIGHER = 0.85
 """Our preset alone also runs at this sparsity."""
+SHORT = "ours, 1/3 of the examples"
+"""The run whose subnetworks are looked at more closely."""
 STEPS = 1500
 """Steps of the public code's preset; ours gets as many, and a third."""
 BUDGET = 512
 """Tokens a batch: about 25 rows."""
 
 
-def methods(sparsity: float, seed: int) -> dict[str, hc.PruneConfig]:
+def methods(sparsity: float, seed: int, short: bool) -> dict[str, hc.PruneConfig]:
     """The settings that are compared, by name; baselines once or, at random, 20 times."""
-    if sparsity == HIGHER:
-        return {"ours": hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 6)}
-    ours = {"accumulate": 2, "steps": STEPS // 2}
-    named = {
-        "ours": hc.PruneConfig(sparsity, seed, **ours),
-        "ours, 1/3 of the examples": hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 6),
-        "public code": hc.PruneConfig.reference(sparsity, seed, steps=STEPS),
-    }
+    named = {SHORT: hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 6)}
+    if short or sparsity == HIGHER:
+        return named
+    named["ours"] = hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 2)
+    named["public code"] = hc.PruneConfig.reference(sparsity, seed, steps=STEPS)
     if seed == 0:
         named["importance"] = hc.PruneConfig(sparsity, seed, method="importance")
         for draw in range(20):
@@ -45,9 +44,9 @@ def methods(sparsity: float, seed: int) -> dict[str, hc.PruneConfig]:
     return named
 
 
-def one(job: tuple[float, int, int]) -> pd.DataFrame:
+def one(job: tuple[float, int, int, bool]) -> pd.DataFrame:
     """Every method at one sparsity with one seed, evaluated."""
-    sparsity, seed, rows = job
+    sparsity, seed, rows, short = job
     torch.set_num_threads(1)
     model = hc.organism.load()
     task, ood = hc.organism.task(), hc.organism.task("ood")
@@ -55,10 +54,10 @@ def one(job: tuple[float, int, int]) -> pd.DataFrame:
     means = hc.collect_means(model, task.batches(model, "train"), progress=False)
     data = {"id": task.batches(model, "validation"), "ood": ood.batches(model, limit=rows)}
     found = {}
-    for name, config in methods(sparsity, seed).items():
+    for name, config in methods(sparsity, seed, short).items():
         found[name] = hc.prune(model, train, means, config, progress=False)
     table = hc.evaluate(model, data, means=means, subnetwork=found, progress=False)
-    heads = [label for label in found["ours"].kept if "H" in label]
+    heads = [label for label in found[SHORT].kept if "H" in label]
     return table.assign(sparsity=sparsity, seed=seed, heads=" ".join(heads))
 
 
@@ -76,7 +75,7 @@ def spreads(table: pd.DataFrame) -> pd.DataFrame:
     """Accuracy of our subnetworks on each adversarial case: full model, then range over seeds."""
     cases = table[table["case"].isin(list(CONSTRUCTIONS))]
     full = cases[cases["subnetwork"] == "full"].groupby("case")["accuracy"].first()
-    ours = cases[cases["subnetwork"] == "ours"].groupby(["sparsity", "case"])["accuracy"]
+    ours = cases[cases["subnetwork"] == SHORT].groupby(["sparsity", "case"])["accuracy"]
     lines = 100 * ours.agg(["min", "mean", "max"])
     lines["spread"] = lines["max"] - lines["min"]
     lines.insert(0, "full", [100 * full[case] for _, case in lines.index])
@@ -96,8 +95,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--rows", type=int, default=3200, help="out-of-domain rows")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--short", action="store_true", help="our short runs alone")
     options = parser.parse_args()
-    jobs = [(sparsity, seed, options.rows) for seed in range(options.seeds)
+    jobs = [(sparsity, seed, options.rows, options.short) for seed in range(options.seeds)
             for sparsity in (*SPARSITIES, HIGHER)]  # fmt: skip
     with ProcessPoolExecutor(options.processes) as pool:
         table = pd.concat(pool.map(one, jobs), ignore_index=True)

