@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hc_lens.patterns import patterns, word_batch, word_batches
     from hc_lens.prune import prune
     from hc_lens.pruneconfig import PruneConfig
-    from hc_lens.scan import scan
+    from hc_lens.scan import ScanRows, scan, scan_rows
     from hc_lens.sources import Counterfactual, Resample, Source, Zero
     from hc_lens.store import Subnetwork
     from hc_lens.units import Unit, UnitSpace
@@ -56,6 +56,8 @@ _HOME = {
     "Subnetwork": "hc_lens.store",
     "evaluate": "hc_lens.evaluate",
     "scan": "hc_lens.scan",
+    "scan_rows": "hc_lens.scan",
+    "ScanRows": "hc_lens.scan",
     "word_batches": "hc_lens.patterns",
     "word_batch": "hc_lens.patterns",
     "patterns": "hc_lens.patterns",
@@ -74,6 +76,7 @@ __all__ = [
     "Means",
     "PruneConfig",
     "Resample",
+    "ScanRows",
     "Source",
     "Subnetwork",
     "Task",
@@ -92,6 +95,7 @@ __all__ = [
     "patterns",
     "prune",
     "scan",
+    "scan_rows",
     "show",
     "word_batch",
     "word_batches",
