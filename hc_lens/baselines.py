@@ -94,7 +94,7 @@ def greedy_order(
     progress: bool,
 ) -> Float[Tensor, "units"]:
     """When greedy removal takes each unit: 0 for the first, infinity for those it leaves."""
-    space, teacher = UnitSpace.of(model), Teacher(model, batches)
+    space, teacher = UnitSpace.of(model), Teacher(model)
     taken = torch.full((len(space),), torch.inf)
     mask = torch.ones(len(space), device=model.cfg.device)
     rounds = range(n_removed(config.sparsity, len(space)))

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -112,10 +112,10 @@ def _rows(
     return pd.DataFrame(columns)
 
 
-def summarise(
-    rows: pd.DataFrame, by: Iterable[str] = ("subnetwork", "dataset", "case")
-) -> pd.DataFrame:
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """Means over rows of accuracy, kl and agreement, with n, in order of first appearance."""
     measures = ("accuracy", "kl", "agreement")
     columns = {"n": ("kl", "size"), **{name: (name, "mean") for name in measures}}
-    return pd.DataFrame(rows.groupby(list(by), sort=False).agg(**columns)).reset_index()
+    return pd.DataFrame(
+        rows.groupby(["subnetwork", "dataset", "case"], sort=False).agg(**columns)
+    ).reset_index()

@@ -123,7 +123,7 @@ class _Run:
         )
         self.mask(self.gates)  # frozen units that leave no room are found before any step
         self.lagrangian = Lagrangian().to(model.cfg.device)
-        self.teacher = Teacher(model, batches)
+        self.teacher = Teacher(model)
         self.row_loss = self._row_loss()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.optimiser = torch.optim.AdamW(  # the rates are set at each step

@@ -16,8 +16,8 @@ from torch import Tensor
 class Teacher:
     """Logits of the unmasked model on batches that come again."""
 
-    def __init__(self, model: Any, batches: Any):
-        self.model, self.batches = model, batches
+    def __init__(self, model: Any):
+        self.model = model
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
     def logits(self, batch: Any) -> Float[Tensor, "batch labels"]:

@@ -113,7 +113,7 @@ def test_the_target_is_held_to_the_end(setting):
 
 def test_training_beats_a_random_mask_of_the_same_size(setting):
     model, batches, means = setting
-    teacher = Teacher(model, batches)
+    teacher = Teacher(model)
     trained = run(setting, PruneConfig(0.4, 0, steps=200))
     kl = masked_kl(model, batches, means, trained.mask, teacher)
     others = [run(setting, PruneConfig(0.4, seed, method="random")) for seed in range(10)]
@@ -122,7 +122,7 @@ def test_training_beats_a_random_mask_of_the_same_size(setting):
 
 def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
     model, batches, means = setting
-    teacher, space = Teacher(model, batches), hc.UnitSpace.of(model)
+    teacher, space = Teacher(model), hc.UnitSpace.of(model)
     sub = run(setting, PruneConfig(0.2, 0, method="greedy"))
     removed: list[str] = []
     for _ in range(3):

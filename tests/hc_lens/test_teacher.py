@@ -11,7 +11,7 @@ def test_the_full_model_runs_once_per_row():
     batches = random_batches(model)
     runs = []
     model.add_hook("hook_full_embed", lambda value, hook: runs.append(len(value)))
-    teacher = Teacher(model, batches)
+    teacher = Teacher(model)
     expected = [model(**batch.inputs) for batch in batches]
     runs.clear()
     for _ in range(3):

@@ -119,3 +119,19 @@ def test_a_language_model_loads_as_a_plain_hooked_transformer():
     assert model.labels == {}
     assert len(model.fingerprint) == 32
     torch.testing.assert_close(model(ids), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_logits_of_gpt_neo_equal_hugging_face_in_float32(side):
+    # Hugging Face computes GPT-Neo's attention in float32 whatever the dtype.
+    config = transformers.GPTNeoConfig(
+        hidden_size=32, num_layers=2, num_heads=4, max_position_embeddings=40, num_labels=3,
+        vocab_size=tiny.VOCABULARY, attention_types=[[["global", "local"], 1]], pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        original = tiny.roughen(transformers.GPTNeoForSequenceClassification(config))
+    inputs = tiny.tiny_inputs(0, side)
+    places = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected = original(**inputs, position_ids=places).logits
+    assert (hc.load(original)(**inputs) - expected).abs().max() < 1e-4
