@@ -1,0 +1,132 @@
+"""What a run reads, as text: models and rows named so that another process reads the same.
+
+1. A model is a string: ``"organism"`` (the bundled model), ``"organism:400"`` (its checkpoint of
+   that step), or a directory or Hub id for ``hc.load``.
+2. Rows are a `DataSpec`: the task's name, where its files are, the split, how many rows.
+3. Both go through JSON and TOML unchanged, so a sweep's worker, a study's step and a command line
+   read them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hc_lens.errors import HcLensError
+
+if TYPE_CHECKING:
+    from hc_lens.data import Batches, Task
+    from hc_lens.models.load import HookedModel
+
+ORGANISM = "organism"
+
+
+def read_model(name: str, **settings: Any) -> HookedModel:
+    """The model that a string names; `settings` are those of ``hc.load``."""
+    from hc_lens import organism
+    from hc_lens.models import load
+
+    bundled, _, step = name.partition(":")
+    if bundled != ORGANISM or Path(name).exists():
+        return load(name, **settings)
+    if step and not step.isdigit():
+        raise HcLensError(
+            f"expected {ORGANISM} or {ORGANISM}:STEP with a step of {list(organism.steps())}, "
+            f"got {name!r}"
+        )
+    return organism.load(int(step) if step else None, **settings)
+
+
+def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse a setting that nobody reads, and name the nearest that is known."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise HcLensError(f"expected only known settings in {where}, got {key!r}; {hint}")
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which rows, enough to read them again elsewhere."""
+
+    task: str
+    """mnli, snli, qqp, hans, paws-qqp, organism, organism-ood, or any name for rows of your own."""
+    path: str | None = None
+    """File or folder with the rows; None for the Hub or the organism's own."""
+    split: str | None = None
+    """Split to read; None for the only one, or ``train`` of several."""
+    limit: int | None = None
+    """Most rows, drawn with the seed."""
+    max_length: int | None = None
+    """Longer rows are cut to this many tokens."""
+    token_budget: int = 4096
+    """Most tokens in a batch, padding included."""
+    seed: int = 0
+    """Decides the rows under `limit` and the order of the batches."""
+    columns: tuple[str, ...] | None = None
+    """Text columns of rows of your own; None for a named task."""
+    label: str | None = "label"
+    """Label column of rows of your own."""
+    labels: tuple[str, ...] | None = None
+    """Label names of rows of your own, if their labels are integers."""
+    case: str | None = None
+    """Column of rows of your own by which results are grouped."""
+
+    @classmethod
+    def from_dict(cls, described: Mapping[str, Any], where: str = "a data entry") -> DataSpec:
+        """The rows that a table of a settings file describes."""
+        check_keys(described, (field.name for field in dataclasses.fields(cls)), where)
+        if "task" not in described:
+            raise HcLensError(f"expected a task in {where}, got {dict(described)}; add task = ...")
+        lists = {key: tuple(described[key]) for key in ("columns", "labels") if described.get(key)}
+        return cls(**{**described, **lists})
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as plain values."""
+        values = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return {key: list(value) if isinstance(value, tuple) else value
+                for key, value in values.items()}  # fmt: skip
+
+    def read(self) -> Task:
+        """The task itself."""
+        from hc_lens import organism
+        from hc_lens.data import Task
+
+        if self.path is None and self.task in (ORGANISM, f"{ORGANISM}-ood"):
+            return organism.task("id" if self.task == ORGANISM else "ood")
+        if self.columns is None:
+            return Task.named(self.task, self.path, labels=self.labels)
+        if self.path is None:
+            raise HcLensError(
+                f"expected path= for the rows of {self.task!r}, whose columns are given, got none; "
+                "say where the files are"
+            )
+        return Task.from_files(
+            self.path,
+            columns=self.columns,
+            label=self.label,
+            labels=self.labels,
+            case=self.case,
+            name=self.task,
+        )
+
+    def batches(self, model: Any) -> Batches:
+        """The rows in batches for a model."""
+        return self.read().batches(
+            model,
+            self.split,
+            limit=self.limit,
+            seed=self.seed,
+            max_length=self.max_length,
+            token_budget=self.token_budget,
+        )
