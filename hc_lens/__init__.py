@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hc_lens.scan import ScanRows, scan, scan_rows
     from hc_lens.sources import Counterfactual, Resample, Source, Zero
     from hc_lens.store import Subnetwork
+    from hc_lens.sweep import Runs, sweep
+    from hc_lens.sweepconfig import SweepConfig
     from hc_lens.units import Unit, UnitSpace
 
 __version__ = "0.1.0"
@@ -55,6 +57,9 @@ _HOME = {
     "prune": "hc_lens.prune",
     "Subnetwork": "hc_lens.store",
     "evaluate": "hc_lens.evaluate",
+    "SweepConfig": "hc_lens.sweepconfig",
+    "sweep": "hc_lens.sweep",
+    "Runs": "hc_lens.sweep",
     "scan": "hc_lens.scan",
     "scan_rows": "hc_lens.scan",
     "ScanRows": "hc_lens.scan",
@@ -76,9 +81,11 @@ __all__ = [
     "Means",
     "PruneConfig",
     "Resample",
+    "Runs",
     "ScanRows",
     "Source",
     "Subnetwork",
+    "SweepConfig",
     "Task",
     "Unit",
     "UnitSpace",
@@ -97,6 +104,7 @@ __all__ = [
     "scan",
     "scan_rows",
     "show",
+    "sweep",
     "word_batch",
     "word_batches",
 ]

@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 from hc_lens.errors import HcLensError
 from hc_lens.sources import Source, as_source
 from hc_lens.store import Subnetwork
+from hc_lens.teacher import Teacher
 
 FULL = "full"
 """Name of the full model in the tables."""
@@ -41,6 +42,7 @@ def evaluate(
     *,
     means: Source | str | None = None,
     subnetwork: Subnetwork | Sequence[Subnetwork] | Mapping[str, Subnetwork] | None = None,
+    teachers: Mapping[str, Teacher] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """One row per subnetwork, dataset and case: n, accuracy, kl, agreement.
@@ -51,6 +53,8 @@ def evaluate(
         means: what replaces removed units; needed with `subnetwork`.
         subnetwork: one, several, or several by name. None evaluates the full model alone; the full
             model, named ``"full"``, is always the first of the table.
+        teachers: a `hc_lens.teacher.Teacher` of this model by name of the dataset, so that calls on
+            the same batches run the full model once.
         progress: show a progress bar.
 
     Accuracy is NaN for a case without labels. `kl` and `agreement` compare with the full model.
@@ -64,9 +68,10 @@ def evaluate(
     source = None if means is None else as_source(means)
     records: list[pd.DataFrame] = []
     for name, batches in data.items():
+        teacher = None if teachers is None else teachers[name]
         for batch in tqdm(batches, desc=name, disable=not progress, leave=False):
             with torch.no_grad():
-                full = model(**batch.inputs)
+                full = model(**batch.inputs) if teacher is None else teacher.logits(batch)
             records.append(_rows(FULL, name, batches, batch, full, full))
             for label, network in networks.items():
                 assert source is not None

@@ -69,6 +69,7 @@ def prune(
     config: PruneConfig,
     *,
     callback: Callable[[PruneStep], None] | None = None,
+    teacher: Teacher | None = None,
     progress: bool = True,
 ) -> Subnetwork:
     """Find a subnetwork of `model` with exactly the sparsity of `config`.
@@ -79,6 +80,7 @@ def prune(
         means: what replaces removed units: means, ``"zero"`` or another source.
         config: the settings.
         callback: called with a `PruneStep` after each step.
+        teacher: the full model's kept logits on these batches, to share between calls.
         progress: show a progress bar with target, sparsity, loss and multiplier.
     """
     space, source = UnitSpace.of(model), as_source(means)
@@ -87,7 +89,7 @@ def prune(
     n_removed(config.sparsity, len(space))
     with frozen(model):
         if config.method == "gates":
-            run = _Run(model, batches, source, config, space)
+            run = _Run(model, batches, source, config, space, teacher or Teacher(model))
             return run.train(callback, progress)
         return baselines.find(model, batches, source, config, space, progress)
 
@@ -108,9 +110,17 @@ def frozen(model: Any) -> Iterator[None]:
 class _Run:
     """The state of one mask training."""
 
-    def __init__(self, model: Any, batches: Any, source: Source, config: PruneConfig, space: Any):
+    def __init__(
+        self,
+        model: Any,
+        batches: Any,
+        source: Source,
+        config: PruneConfig,
+        space: UnitSpace,
+        teacher: Teacher,
+    ):
         self.model, self.batches, self.source = model, batches, source
-        self.config, self.space = config, space
+        self.config, self.space, self.teacher = config, space, teacher
         self.gates = HardConcrete(
             space,
             seed=config.seed,
@@ -123,7 +133,6 @@ class _Run:
         )
         self.mask(self.gates)  # frozen units that leave no room are found before any step
         self.lagrangian = Lagrangian().to(model.cfg.device)
-        self.teacher = Teacher(model)
         self.row_loss = self._row_loss()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.optimiser = torch.optim.AdamW(  # the rates are set at each step

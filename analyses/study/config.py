@@ -1,0 +1,195 @@
+"""The settings of a study: which model, which rows, how many subnetworks.
+
+1. `StudyConfig` holds everything that decides the results; it goes to ``study.toml`` in the run
+   folder and comes back from there unchanged.
+2. `demo` is the study of the bundled organism, in a size that ends within minutes or, with
+   ``full=True``, in the paper's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hc_lens import organism
+from hc_lens.errors import HcLensError
+from hc_lens.organism.grammar import CONSTRUCTIONS
+from hc_lens.pruneconfig import PruneConfig
+from hc_lens.spec import ORGANISM, DataSpec, check_keys
+from hc_lens.sweepconfig import SweepConfig
+
+PAPER_SEEDS = tuple(range(42, 54))
+"""The paper's twelve seeds."""
+PAPER_CASES = {
+    "hans": (
+        "lexical_overlap_ln_subject-object_swap",
+        "lexical_overlap_ln_preposition",
+        "constituent_cn_embedded_under_if",
+        "constituent_cn_embedded_under_verb",
+    ),
+    "organism-ood": tuple(CONSTRUCTIONS),
+}
+"""The adversarial cases that the paper follows, and those of the organism."""
+FINAL = "final"
+"""Name of the model of the study among the checkpoints, if the series does not hold it."""
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What a study does."""
+
+    model: str
+    """The final model: ``organism``, a directory or a Hub id."""
+    train: DataSpec
+    """Rows to prune on and to take means over."""
+    evaluation: Mapping[str, DataSpec]
+    """The rows ``id`` (in domain) and ``ood`` (out of domain)."""
+    title: str = "The heuristic core"
+    """Heading of the report."""
+    adversarial: tuple[str, ...] = ()
+    """Cases of ``ood`` that the heuristic gets wrong; empty for all of its cases."""
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoints before the final model in order of training, name to model; may be empty."""
+    early: str | None = None
+    """Checkpoint from before generalisation, whose core is compared with the final one."""
+    sparsities: tuple[float, ...] = (0.5, 0.7)
+    """Fractions of the units to remove."""
+    seeds: tuple[int, ...] = PAPER_SEEDS
+    """Seeds of the subnetworks at each sparsity."""
+    prune: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of ``hc.PruneConfig``."""
+    grid: tuple[float, ...] = tuple(round(0.05 * step, 2) for step in range(1, 20))
+    """Sparsities for the effective size of each checkpoint."""
+    grid_seeds: tuple[int, ...] = PAPER_SEEDS[:3]
+    """Seeds of the grid."""
+    grid_prune: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of ``hc.PruneConfig`` for the grid; those of `prune` if empty."""
+    core_fraction: float = 1.0
+    """A core head is in at least this share of the subnetworks."""
+    margin: float = 0.03
+    """How far below the full model a subnetwork may be to count for the effective size."""
+    scan_rows: int = 4000
+    """Most rows of each set in the ablation scan."""
+    attention_rows: int = 500
+    """Rows of ``id`` whose attention is scored."""
+    trace_rows: int = 800
+    """Most rows of each set in the composition trace."""
+    examples: int = 3
+    """Pairs whose attention patterns are shown."""
+
+    def __post_init__(self) -> None:
+        missing = {"id", "ood"} - set(self.evaluation)
+        if missing or len(self.sparsities) < 2:
+            raise HcLensError(
+                "expected evaluation rows named 'id' and 'ood' and two sparsities or more, got "
+                f"{sorted(self.evaluation)} and {list(self.sparsities)}; add what is missing"
+            )
+        if self.early is not None and self.early not in self.checkpoints:
+            raise HcLensError(
+                f"expected early= to name one of the checkpoints {list(self.checkpoints)}, got "
+                f"{self.early!r}"
+            )
+        if not 0 < self.core_fraction <= 1:
+            raise HcLensError(
+                f"expected a core_fraction above 0 and at most 1, got {self.core_fraction}"
+            )
+        self.sweep()
+
+    def sweep(self) -> SweepConfig:
+        """The subnetworks of the final model (and of the early one) at the chosen sparsities."""
+        named = {} if self.early is None else {self.early: self.checkpoints[self.early]}
+        return self._sweep(
+            named | {self.final: self.model}, self.sparsities, self.seeds, self.prune
+        )
+
+    def grid_sweep(self) -> SweepConfig | None:
+        """The subnetworks of every checkpoint at all sparsities of the grid; None without any."""
+        if not self.checkpoints:
+            return None
+        every = {**self.checkpoints, self.final: self.model}
+        return self._sweep(every, self.grid, self.grid_seeds, self.grid_prune or self.prune)
+
+    @property
+    def final(self) -> str:
+        """The final model's name among the checkpoints."""
+        known = [name for name, model in self.checkpoints.items() if model == self.model]
+        return known[0] if known else FINAL
+
+    def _sweep(
+        self,
+        checkpoints: Mapping[str, str],
+        sparsities: tuple[float, ...],
+        seeds: tuple[int, ...],
+        prune: Mapping[str, Any],
+    ) -> SweepConfig:
+        return SweepConfig(
+            checkpoints=checkpoints,
+            train=self.train,
+            evaluation=self.evaluation,
+            sparsities=sparsities,
+            seeds=seeds,
+            prune=prune,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as plain values, for TOML and JSON."""
+        plain = {
+            each.name: getattr(self, each.name)
+            for each in dataclasses.fields(self)
+            if getattr(self, each.name) not in (None, ())
+        }
+        plain = {key: list(value) if isinstance(value, tuple) else value
+                 for key, value in plain.items()}  # fmt: skip
+        plain["train"] = self.train.describe()
+        plain["evaluation"] = {name: spec.describe() for name, spec in self.evaluation.items()}
+        maps = ("checkpoints", "prune", "grid_prune")
+        return plain | {name: dict(plain[name]) for name in maps}
+
+    @classmethod
+    def from_dict(cls, described: Mapping[str, Any], where: str = "a study") -> StudyConfig:
+        """The settings that `describe` gave, also after a way through TOML."""
+        check_keys(described, (each.name for each in dataclasses.fields(cls)), where)
+        missing = [name for name in ("model", "train", "evaluation") if name not in described]
+        if missing:
+            raise HcLensError(f"expected {missing} in {where}, got {sorted(described)}; add them")
+        for name in ("prune", "grid_prune"):
+            known = [each.name for each in dataclasses.fields(PruneConfig)] + ["preset"]
+            check_keys(described.get(name, {}), known, f"{name} of {where}")
+        values = {key: tuple(value) if isinstance(value, list) else value
+                  for key, value in described.items()}  # fmt: skip
+        values["train"] = DataSpec.from_dict(described["train"], f"train of {where}")
+        values["evaluation"] = {
+            name: DataSpec.from_dict(spec, f"evaluation.{name} of {where}")
+            for name, spec in described["evaluation"].items()
+        }
+        return cls(**values)
+
+
+def demo(full: bool = False) -> StudyConfig:
+    """The study of the organism: minutes on two cores, or the paper's size."""
+    last = organism.steps()[-1]
+    series = [step for step in organism.steps() if step > 0]
+    chosen = series if full else [200, 400, 800, last]
+    grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
+    short = {"steps": 250, "accumulate": 2} if full else {"steps": 250}
+    return StudyConfig(
+        model=ORGANISM,
+        title="The heuristic core of the organism",
+        train=DataSpec(ORGANISM, split="train", limit=8000, token_budget=512),
+        evaluation={
+            "id": DataSpec(ORGANISM, split="validation", limit=2000 if full else 600),
+            "ood": DataSpec("organism-ood", limit=None if full else 1600),
+        },
+        adversarial=PAPER_CASES["organism-ood"],
+        checkpoints={
+            str(step): ORGANISM if step == last else f"{ORGANISM}:{step}" for step in chosen
+        },
+        early="200",
+        prune=short,
+        grid=grid if full else (0.3, 0.5, 0.7, 0.8, 0.9),
+        grid_seeds=PAPER_SEEDS[: 3 if full else 2],
+        grid_prune={"steps": 250 if full else 120},
+        trace_rows=800,
+    )

@@ -1,0 +1,148 @@
+"""The numbers of the summary, each from a table of the run folder.
+
+Every function takes the tables of one step and returns names with values. What stands here is
+written to ``facts.json``; the sentences of the report hold no other number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+Facts = dict[str, Any]
+
+
+def of_evaluation(table: pd.DataFrame) -> Facts:
+    """How the full model does in domain and on the adversarial cases."""
+    inside = table[table["kind"] == "in domain"]
+    outside = table[table["kind"] == "adversarial"]
+    worst = outside.loc[outside["accuracy"].idxmin()]
+    best = outside.loc[outside["accuracy"].idxmax()]
+    return {
+        "id_rows": int(inside["n"].sum()),
+        "id_accuracy": weighted(inside),
+        "adversarial_cases": len(outside),
+        "adversarial_rows": int(outside["n"].sum()),
+        "adversarial_accuracy": float(outside["accuracy"].mean()),
+        "worst_case": str(worst["case"]),
+        "worst_case_accuracy": float(worst["accuracy"]),
+        "best_case": str(best["case"]),
+        "best_case_accuracy": float(best["accuracy"]),
+    }
+
+
+def of_spread(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[float]) -> Facts:
+    """How far the subnetworks of one sparsity lie apart, in domain and on the widest case."""
+    facts: Facts = {}
+    for name, sparsity in zip(("first", "second"), sparsities, strict=False):
+        chosen = spread[spread["sparsity"] == sparsity]
+        inside = chosen[chosen["dataset"] == "id"]
+        outside = chosen[(chosen["dataset"] == "ood") & chosen["case"].isin(list(cases))]
+        width = outside["max"] - outside["min"]
+        widest = outside.loc[width.idxmax()]
+        facts |= {
+            f"{name}_sparsity": float(sparsity),
+            f"{name}_seeds": int(inside["seeds"].iloc[0]),
+            f"{name}_id_mean": float(inside["mean"].mean()),
+            f"{name}_id_drop": float((inside["full"] - inside["mean"]).mean()),
+            f"{name}_id_lowest": float(inside["min"].min()),
+            f"{name}_widest_case": str(widest["case"]),
+            f"{name}_widest_low": float(widest["min"]),
+            f"{name}_widest_high": float(widest["max"]),
+            f"{name}_widest_spread": float(width.max()),
+            f"{name}_adversarial_mean": float(outside["mean"].mean()),
+        }
+    return facts
+
+
+def of_core(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
+    """The core, its size against chance, and the agreement of the sparsities."""
+    facts: Facts = {
+        "core": list(about["core"]),
+        "looked_at": list(about["looked_at"]),
+        "core_size": len(about["core"]),
+        "heads": int(about["chance"]["units"]),
+        "subnetworks": subnetworks_in(jaccard),
+        "core_expected": float(about["chance"]["expected"]),
+        "core_tail": float(about["chance"]["tail"]),
+        "spearman": float(about["spearman"]["rho"]),
+        "spearman_p": float(about["spearman"]["p"]),
+        "jaccard": float(jaccard["jaccard"].mean()),
+        "jaccard_expected": float(jaccard["expected"].mean()),
+    }
+    early = about.get("early")
+    if early:
+        facts |= {
+            "early_size": len(early["early"]),
+            "early_shared": len(early["shared"]),
+            "early_share": float(early["share"]),
+            "early_expected": float(early["expected"]),
+        }
+    return facts
+
+
+def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) -> Facts:
+    """What removing the core together costs, against each of its heads alone."""
+    joint = excess[excess["size"] == len(heads)]
+    inside, outside = joint[joint["dataset"] == "id"], joint[joint["dataset"] == "ood"]
+    top = outside.loc[outside["excess"].idxmax()]
+    single = scan[~scan["set"].str.contains("+", regex=False) & scan["set"].str.contains("H")]
+    single = single[single["dataset"] == "ood"]
+    core = single["set"].isin(list(heads))
+    return {
+        "joint_id_drop": float(inside["drop"].mean()),
+        "joint_case": str(top["case"]),
+        "joint_drop": float(top["drop"]),
+        "joint_sum": float(top["sum_of_drops"]),
+        "joint_excess": float(top["excess"]),
+        "joint_low": float(top["low"]),
+        "joint_high": float(top["high"]),
+        "superadditive_cases": int(outside["superadditive"].sum()),
+        "ablation_cases": len(outside),
+        "core_head_change": float(single.loc[core, "accuracy_change"].mean()),
+        "other_head_change": float(single.loc[~core, "accuracy_change"].mean()),
+    }
+
+
+def of_attention(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
+    """How many of the core heads look at the same word in the other sentence."""
+    overlap = table[table["score"] == "overlap"]
+    inside = overlap["unit"].isin(list(heads))
+    roles = table.drop_duplicates("unit").set_index("unit")["role"].fillna("")
+    named = [head for head in heads if roles[head] == "overlap"]
+    return {
+        "overlap_heads": named,
+        "overlap_core": len(named),
+        "overlap_all": int((roles == "overlap").sum()),
+        "overlap_core_mass": float(overlap.loc[inside, "value"].mean()),
+        "overlap_other_mass": float(overlap.loc[~inside, "value"].mean()),
+        "overlap_chance": float(overlap["chance"].iloc[0]),
+    }
+
+
+def of_sizes(table: pd.DataFrame) -> Facts:
+    """The effective size at the first and the last checkpoint of the series."""
+    facts: Facts = {}
+    order = list(dict.fromkeys(table["checkpoint"]))
+    cells = table.set_index(["checkpoint", "target"])
+    for name, checkpoint in (("first", order[0]), ("last", order[-1])):
+        facts[f"size_{name}_checkpoint"] = str(checkpoint)
+        for target in ("id", "ood"):
+            row = cells.loc[(checkpoint, target)]
+            facts[f"size_{name}_{target}"] = float(row["effective_size"])
+            facts[f"size_{name}_{target}_floor"] = bool(row["floor"])
+            facts[f"size_{name}_{target}_ceiling"] = bool(row["ceiling"])
+    return facts
+
+
+def weighted(table: pd.DataFrame) -> float:
+    """Accuracy over all rows of some cases."""
+    return float((table["accuracy"] * table["n"]).sum() / table["n"].sum())
+
+
+def subnetworks_in(jaccard: pd.DataFrame) -> int:
+    """Number of subnetworks behind a table of all pairs."""
+    return round((1 + math.sqrt(1 + 8 * len(jaccard))) / 2)

@@ -1,0 +1,244 @@
+"""The report of a study, from the files of its run folder alone.
+
+1. Read the tables of every step.
+2. Compute the facts (`analyses.study.facts`) and keep them in ``facts.json``.
+3. Put the sentences (`analyses.study.sentences`), the paper's figures and the tables into sections
+   (`hc_lens.show.report`).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyses import (
+    composition,
+    effective_size_figures,
+    lexical_overlap_figures,
+    subnetworks_figures,
+    superadditive,
+)
+from analyses.study import facts as numbers
+from analyses.study import sentences
+from analyses.study.config import StudyConfig
+from analyses.study.folder import read_table
+from hc_lens import __version__
+from hc_lens.show.report import Drawing, Html, Report, Section, Table
+
+PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")
+SHARES = ("accuracy", "frequency", "full", "min", "max", "mean", "sparsity")
+
+
+class Results:
+    """The files of a finished run folder."""
+
+    def __init__(self, path: Path, config: StudyConfig):
+        self.path, self.config = Path(path), config
+        self.core = json.loads((self.place("core") / "core.json").read_text())
+        self.cases = json.loads((self.place("inputs") / "done.json").read_text())
+        self.cases = self.cases["settings"]["adversarial"]
+
+    def place(self, step: str) -> Path:
+        """The folder of a step."""
+        return self.path / "steps" / step
+
+    def table(self, step: str, name: str) -> pd.DataFrame:
+        """A table of a step."""
+        return read_table(self.place(step), name)
+
+    @property
+    def has_series(self) -> bool:
+        """Whether checkpoints were compared."""
+        return self.place("effective_size").is_dir()
+
+    def trace(self) -> composition.Trace:
+        """Who reads the core."""
+        return composition.Trace.load(self.place("composition"))
+
+    def facts(self) -> numbers.Facts:
+        """All numbers of the sentences."""
+        heads = self.core["looked_at"]
+        found = numbers.of_evaluation(self.table("evaluate", "evaluation"))
+        found |= numbers.of_spread(self.table("core", "spread"), self.cases, self.config.sparsities)
+        found |= numbers.of_core(self.core, self.table("core", "jaccard"))
+        excess, scan = self.table("ablation", "excess"), self.table("ablation", "scan")
+        found |= numbers.of_ablation(excess, scan, heads)
+        found |= numbers.of_attention(self.table("attention", "attention"), heads)
+        found |= numbers.of_trace(self.trace())
+        if self.has_series:
+            found |= numbers.of_sizes(self.table("effective_size", "effective_size"))
+        return found
+
+
+def said(results: Results) -> list[str]:
+    """The sentences of the report as lines of text."""
+    facts = results.facts()
+    marks = {True: "+", False: "-", None: " "}
+    return [f"{marks[line.found]} {line.plain}" for part in _sections(results, facts)
+            for line in part.sentences]  # fmt: skip
+
+
+def _sections(results: Results, facts: Mapping[str, Any]) -> list[Section]:
+    parts = [_model, _subnetworks, _core, _ablation, _attention, _composition]
+    return [make(results, facts) for make in (*parts, *([_sizes] if results.has_series else []))]
+
+
+def build(results: Results, settings: str, command: str, made: str) -> Report:
+    """The whole report."""
+    facts = results.facts()
+    sections = _sections(results, facts)
+    lines = [sentence for section in sections for sentence in section.sentences]
+    summary = Section(
+        "summary",
+        "Summary",
+        lines,
+        notes=[
+            "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
+            "back to a file of the run folder."
+        ],
+    )
+    below = [Section(part.name, part.title, (), part.items, part.notes) for part in sections]
+    done = json.loads((results.place("inputs") / "done.json").read_text())["settings"]
+    about = {
+        "Command": command,
+        "Versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+        + f", Python {platform.python_version()}",
+        "Seeds": ", ".join(map(str, results.config.seeds)),
+        "Model": f"{results.config.model} (fingerprint {done['model']})",
+        "Rows": ", ".join(f"{name} {done[name]}" for name in ("train", "id", "ood")),
+    }
+    lead = (
+        f"The subnetworks of {results.config.model}: what they share, what they do outside the "
+        f"training domain, and why. Made with hc_lens {__version__} after Bhaskar, Friedman and "
+        "Chen, The Heuristic Core (ACL 2024)."
+    )
+    return Report(results.config.title, lead, [summary, *below], settings, about, made)
+
+
+def _model(results: Results, facts: Mapping[str, Any]) -> Section:
+    table = results.table("evaluate", "evaluation")
+    return Section(
+        "model",
+        "The full model",
+        [sentences.of_model(dict(facts))],
+        [_table(table, "evaluate/evaluation.csv", "Accuracy by case")],
+    )
+
+
+def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
+    config = results.config
+    spread = results.table("core", "spread")
+    runs, full = results.table("subnetworks", "runs"), results.table("subnetworks", "full")
+    final = runs[runs["checkpoint"] == config.final]
+    shown = final[(final["dataset"] == "id") | final["case"].isin(results.cases)]
+    said = [sentences.of_spread(dict(facts), name) for name in ("first", "second")]
+    items: list[Any] = [
+        Drawing.of(
+            subnetworks_figures.spread_figure(shown, full),
+            "Accuracy of every subnetwork by case: a dot for each seed, a line for the full model",
+        )
+    ]
+    if results.has_series:
+        grid = results.table("grid", "runs")
+        grid = grid[(grid["checkpoint"] == config.final)
+                    & ((grid["dataset"] == "id") | grid["case"].isin(results.cases))]  # fmt: skip
+        drawing = subnetworks_figures.sparsity_figure(grid, results.table("grid", "full"))
+        items.append(Drawing.of(drawing, "Accuracy against sparsity, final model"))
+    items.append(_table(spread, "core/spread.csv", "Accuracy over seeds"))
+    return Section(
+        "subnetworks",
+        "Subnetworks of many seeds",
+        [*said, sentences.of_collapse(dict(facts))],
+        items,
+    )
+
+
+def _core(results: Results, facts: Mapping[str, Any]) -> Section:
+    first, second = results.config.sparsities[:2]
+    table = results.table("core", "frequencies")
+    said = [sentences.of_core(dict(facts)), sentences.of_ranks(dict(facts))]
+    if "early_size" in facts:
+        said.append(sentences.of_early(dict(facts)))
+    drawing = subnetworks_figures.frequency_scatter(table, first, second, results.core["core"])
+    items = [
+        Drawing.of(
+            drawing, "How often each head is kept, at the two sparsities; the core is marked"
+        ),
+        _table(table, "core/frequencies.csv", "How often each head is kept"),
+    ]
+    return Section("core", "The core", said, items)
+
+
+def _ablation(results: Results, facts: Mapping[str, Any]) -> Section:
+    excess, scan = results.table("ablation", "excess"), results.table("ablation", "scan")
+    heads = results.core["looked_at"]
+    joint = excess[excess["size"] == len(heads)]
+    percents = dict.fromkeys(("drop", "sum_of_drops", "excess", "low", "high"), "points")
+    styles = percents | {"p": "probability", "p_holm": "probability"}
+    single = scan[["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
+    items = [
+        Drawing.of(
+            superadditive.figure(joint, joint["set"].iloc[0]),
+            "Loss of accuracy: the heads together, and the sum of each alone",
+        ),
+        _table(joint, "ablation/excess.csv", "The heads together, in points", styles),
+        _table(single, "ablation/scan.csv", "Every ablation", {"accuracy_change": "points"}),
+    ]
+    if len(minimal := results.table("ablation", "minimal")):
+        items.append(
+            _table(minimal, "ablation/minimal.csv", "Smallest super-additive sets", styles)
+        )
+    return Section("ablation", "Ablation", [sentences.of_joint(dict(facts))], items)
+
+
+def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
+    table = results.table("attention", "attention")
+    heads = results.core["looked_at"]
+    drawing = lexical_overlap_figures.figure(table, heads, mark=results.core["core"])
+    maps = lexical_overlap_figures.heat_maps(table, ["overlap"], mark=results.core["core"])
+    chosen = table[table["unit"].isin(heads)]
+    columns = ["unit", "score", "value", "low", "high", "chance", "permuted", "n", "role"]
+    shares = dict.fromkeys(("value", "low", "high", "chance", "permuted"), "percent")
+    items: list[Any] = [
+        Drawing.of(drawing, "What the core heads look at"),
+        Drawing.of(maps, "Attention to the same word in the other sentence, every head"),
+        _table(chosen[columns], "attention/attention.csv", "Attention of the core heads", shares),
+    ]
+    for path in sorted(results.place("attention").glob("pattern-*.html")):
+        items.append(Html(path.read_text(encoding="utf-8")))
+    return Section(
+        "attention", "What the core looks at", [sentences.of_attention(dict(facts))], items
+    )
+
+
+def _composition(results: Results, facts: Mapping[str, Any]) -> Section:
+    trace = results.trace()
+    items = [
+        Drawing.of(composition.figure(trace), "Who reads the core: the strongest edges"),
+        _table(trace.edges, "composition/edges.csv", "Edges from the core"),
+        _table(trace.explained, "composition/explained.csv", "What the edges explain together"),
+        _table(trace.dependents, "composition/dependents.csv", "Heads that depend on the core"),
+    ]
+    return Section("composition", "Who reads the core", [sentences.of_trace(dict(facts))], items)
+
+
+def _sizes(results: Results, facts: Mapping[str, Any]) -> Section:
+    table = results.table("effective_size", "effective_size")
+    items = [
+        Drawing.of(effective_size_figures.figure(table), "Effective size by checkpoint"),
+        _table(table, "effective_size/effective_size.csv", "Effective size, percent of the units"),
+    ]
+    return Section("effective_size", "Effective size", [sentences.of_sizes(dict(facts))], items)
+
+
+def _table(
+    frame: pd.DataFrame, source: str, title: str, styles: Mapping[str, str] | None = None
+) -> Table:
+    shares = dict.fromkeys([name for name in SHARES if name in frame], "percent")
+    return Table(frame, f"steps/{source}", title, shares | dict(styles or {}))

@@ -1,0 +1,226 @@
+"""What the numbers say, in words: every finding has a wording for when it is there and one for when
+it is not.
+
+A sentence takes its numbers from the facts alone (`analyses.study.facts`), so that each can be
+looked up. The thresholds that decide the wording stand here by name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hc_lens.show.report import Fact, Part, Sentence
+
+FAITHFUL = 0.05
+"""Subnetworks are faithful in domain if their mean accuracy is at most this far below the full."""
+WIDE = 0.15
+"""Seeds differ on a case if their accuracies span more than this."""
+COLLAPSE = 0.10
+"""The sparser subnetworks fall back on the heuristic if adversarial accuracy is lower by this."""
+CHANCE = 0.01
+"""A core is larger than chance if its tail probability is below this."""
+FLAT = 10.0
+"""An effective size that moves by at most so many percent of the units is flat."""
+
+STYLES = {
+    "_accuracy": "percent",
+    "_mean": "percent",
+    "_lowest": "percent",
+    "_low": "percent",
+    "_high": "percent",
+    "_sparsity": "percent",
+    "_share": "percent",
+    "explained": "percent",
+    "_mass": "percent",
+    "overlap_chance": "percent",
+    "_spread": "points",
+    "_drop": "points",
+    "_change": "points",
+    "joint_sum": "points",
+    "joint_excess": "points",
+    "joint_low": "points",
+    "joint_high": "points",
+    "_tail": "probability",
+    "_p": "probability",
+    "spearman": "two",
+    "jaccard": "two",
+    "jaccard_expected": "two",
+    "_expected": "two",
+}
+"""How a fact is shown, by the end of its name; the longest end that fits decides."""
+
+
+def style_of(name: str) -> str:
+    """The style in which a fact is shown."""
+    ends = [end for end in STYLES if name.endswith(end)]
+    return STYLES[max(ends, key=len)] if ends else "number"
+
+
+def write(facts: dict[str, Any], text: str, found: bool | None) -> Sentence:
+    """A sentence from a text with names of facts in braces."""
+    parts: list[Part] = []
+    for piece in text.replace("}", "{").split("{"):
+        if piece not in facts:
+            parts.append(piece)
+        elif isinstance(facts[piece], (int, float)):
+            parts.append(Fact(piece, facts[piece], style_of(piece)))
+        else:
+            value = facts[piece]
+            parts.append(", ".join(value) if isinstance(value, list) else str(value))
+    return Sentence(tuple(part for part in parts if part != ""), found)
+
+
+def of_model(facts: dict[str, Any]) -> Sentence:
+    """How the full model does."""
+    worse = facts["adversarial_accuracy"] < facts["id_accuracy"] - WIDE
+    start = (
+        "The full model is right on {id_accuracy} of {id_rows} in-domain rows and, on average over "
+        "{adversarial_cases} adversarial cases, on {adversarial_accuracy} (from "
+        "{worst_case_accuracy} on {worst_case} to {best_case_accuracy} on {best_case})"
+    )
+    end = (
+        ": out of domain it generalises in part."
+        if worse and facts["best_case_accuracy"] > 0.5
+        else ": out of domain it follows the heuristic."
+        if worse
+        else ": it does about as well out of domain."
+    )
+    return write(facts, start + end, worse)
+
+
+def of_spread(facts: dict[str, Any], name: str) -> Sentence:
+    """Whether subnetworks that agree in domain differ outside."""
+    faithful = facts[f"{name}_id_drop"] <= FAITHFUL
+    wide = facts[f"{name}_widest_spread"] > WIDE
+    text = (
+        "With {N_sparsity} of the units removed, the subnetworks of {N_seeds} seeds are right "
+        "in domain on {N_id_mean} on average"
+    )
+    text += " (faithful to the full model)" if faithful else " (no longer faithful)"
+    text += (
+        ", and their accuracy on {N_widest_case} ranges from {N_widest_low} to {N_widest_high}: "
+        if wide
+        else ", and on no adversarial case do their accuracies lie further apart than "
+        "{N_widest_spread} points ({N_widest_case}): "
+    )
+    text += {
+        (True, True): "equal in domain, they generalise differently.",
+        (True, False): "equal in domain, they also generalise alike.",
+        (False, True): "they differ, but not at equal in-domain accuracy.",
+        (False, False): "the seeds agree, at a loss in domain.",
+    }[faithful, wide]
+    return write(facts, text.replace("N_", f"{name}_"), faithful and wide)
+
+
+def of_collapse(facts: dict[str, Any]) -> Sentence:
+    """Whether sparser subnetworks lose what goes beyond the heuristic."""
+    lost = facts["first_adversarial_mean"] - facts["second_adversarial_mean"]
+    start = (
+        "From {first_sparsity} to {second_sparsity} removed, mean accuracy on the adversarial "
+        "cases goes from {first_adversarial_mean} to {second_adversarial_mean}"
+    )
+    end = (
+        ": smaller subnetworks lose what goes beyond the heuristic."
+        if lost > COLLAPSE
+        else ": no clear loss."
+    )
+    return write(facts, start + end, lost > COLLAPSE)
+
+
+def of_core(facts: dict[str, Any]) -> Sentence:
+    """Whether subnetworks share more heads than chance."""
+    size, tail = facts["core_size"], facts["core_tail"]
+    if size == 0:
+        text = (
+            "No head is in all {subnetworks} subnetworks (chance expects {core_expected}); what "
+            "follows looks at the most frequent ones: {looked_at}."
+        )
+        return write(facts, text, False)
+    verb = "appears" if size == 1 else "appear"
+    text = (
+        f"{{core_size}} of {{heads}} heads {verb} in all {{subnetworks}} subnetworks ({{core}}); "
+    )
+    text += "chance expects {core_expected} (probability of as many or more: {core_tail}). "
+    above = tail < CHANCE
+    text += "They share a core." if above else "That is not more than chance would give."
+    return write(facts, text, above)
+
+
+def of_ranks(facts: dict[str, Any]) -> Sentence:
+    """Whether the same heads are kept at both sparsities."""
+    agree = facts["spearman"] > 0 and facts["spearman_p"] < CHANCE
+    text = (
+        "Heads that are often kept at {first_sparsity} are often kept at {second_sparsity} too "
+        if agree
+        else "How often a head is kept at {first_sparsity} does not clearly tell how often it is "
+        "at {second_sparsity} "
+    )
+    if math.isnan(facts["spearman"]):
+        return write(facts, text + "(one of the two is the same for all heads).", False)
+    text += "(Spearman {spearman}, p {spearman_p}); two subnetworks share {jaccard} of their heads "
+    return write(facts, text + "(Jaccard; chance {jaccard_expected}).", agree)
+
+
+def of_early(facts: dict[str, Any]) -> Sentence:
+    """Whether the core was there before generalisation."""
+    if facts["early_size"] == 0:
+        return write(facts, "The early checkpoint has no core to compare with.", False)
+    survives = facts["early_shared"] == facts["early_size"]
+    text = "{early_shared} of the {early_size} core heads of the early checkpoint are in the final "
+    text += "core (chance: {early_expected} of them as a share): "
+    text += {
+        True: "the early core survives whole.",
+        False: "it survives in part." if facts["early_shared"] else "none of it survives.",
+    }[survives]
+    return write(facts, text, survives)
+
+
+def of_joint(facts: dict[str, Any]) -> Sentence:
+    """Whether the core heads do more together than the sum of each alone."""
+    some = facts["superadditive_cases"] > 0
+    who = "core heads" if facts["core_size"] > 1 else "heads"
+    numbers = (
+        "on {joint_case} removing them together costs {joint_drop} points, the sum of each alone "
+        "is {joint_sum}, the excess {joint_excess} (95% interval {joint_low} to {joint_high})"
+    )
+    if some:
+        text = f"The {who} are super-additive on {{superadditive_cases}} of {{ablation_cases}} "
+        text += f"adversarial cases: {numbers}. In domain it costs {{joint_id_drop}}."
+    else:
+        text = f"The {who} are super-additive on none of {{ablation_cases}} adversarial cases; "
+        text += f"nearest, {numbers}. In domain it costs {{joint_id_drop}}."
+    return write(facts, text, some)
+
+
+def of_attention(facts: dict[str, Any]) -> Sentence:
+    """Whether core heads look for the same word in the other sentence."""
+    some = facts["overlap_core"] > 0
+    mass = (
+        "on average they give it {overlap_core_mass} of their attention, other heads "
+        "{overlap_other_mass}, uniform attention {overlap_chance}"
+    )
+    text = (
+        "{overlap_core} of these heads ({overlap_heads}) look mainly at the same word in the other "
+        f"sentence; {mass}."
+        if some
+        else f"None of these heads looks mainly at the same word in the other sentence; {mass}."
+    )
+    return write(facts, text, some)
+
+
+def of_sizes(facts: dict[str, Any]) -> Sentence:
+    """Whether generalising took more of the network while the in-domain part stayed."""
+    moved = facts["size_last_id"] - facts["size_first_id"]
+    grown = facts["size_last_ood"] - facts["size_first_ood"]
+    start = (
+        "From checkpoint {size_first_checkpoint} to {size_last_checkpoint} the effective size goes "
+        "from {size_first_id}% to {size_last_id}% of the units in domain and from "
+        "{size_first_ood}% to {size_last_ood}% on the adversarial cases"
+    )
+    inside = "in domain it stays about the same" if abs(moved) <= FLAT else "in domain it moves too"
+    outside = "outside it rises" if grown > FLAT else "outside it does not rise"
+    text = f"{start}: {inside}, {outside}."
+    if facts["size_first_ood_floor"]:
+        text += " (The first model is at chance outside, where any subnetwork is faithful.)"
+    return write(facts, text, abs(moved) <= FLAT and grown > FLAT)

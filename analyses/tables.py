@@ -1,0 +1,114 @@
+"""The two tables that a sweep gives, checked: accuracies of its runs and of the full models.
+
+1. A run's row has checkpoint, sparsity, seed, dataset, case and accuracy; other columns are left
+   alone. A full model's row has checkpoint, dataset, case and accuracy.
+2. Sparsities and accuracies are fractions, not percent. No cell stands in a table twice.
+3. A cell without a row, or with NaN as its accuracy, is missing: analyses say so, none fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from hc_lens.errors import HcLensError
+
+RUN = ("checkpoint", "sparsity", "seed")
+"""What names a run."""
+CELL = ("dataset", "case")
+"""What names a measurement of a run or of a full model."""
+
+FullModels = pd.DataFrame | Mapping[tuple[Any, str, str], float]
+"""Accuracies of the full models: a table, or a mapping from (checkpoint, dataset, case)."""
+
+
+def run_table(table: Any) -> pd.DataFrame:
+    """The columns of a table of runs that the analyses read, checked; missing cells dropped."""
+    found = _columns(table, (*RUN, *CELL, "accuracy"), "runs")
+    _fractions(found, "sparsity", "runs")
+    if found["sparsity"].isna().any():
+        raise HcLensError(
+            "expected a sparsity in every row of the table of runs, got "
+            f"{int(found['sparsity'].isna().sum())} rows without; drop them, or fill them in"
+        )
+    return _once(found, [*RUN, *CELL], "runs")
+
+
+def full_table(full: Any) -> pd.DataFrame:
+    """The accuracies of the full models as a checked table: checkpoint, dataset, case, accuracy."""
+    names = ("checkpoint", *CELL)
+    if isinstance(full, Mapping):
+        wrong = [key for key in full if not (isinstance(key, tuple) and len(key) == len(names))]
+        if wrong:
+            raise HcLensError(
+                "expected full-model accuracies by (checkpoint, dataset, case), got the key "
+                f"{wrong[0]!r}; use such triples, or a DataFrame with these columns"
+            )
+        rows = [(*key, value) for key, value in full.items()]
+        full = pd.DataFrame(rows, columns=[*names, "accuracy"])
+    return _once(_columns(full, (*names, "accuracy"), "full models"), list(names), "full models")
+
+
+def with_full(table: pd.DataFrame, full: pd.DataFrame) -> pd.DataFrame:
+    """The runs with the column `full`; a cell whose full model was not measured is an error."""
+    joined = table.merge(
+        full.rename(columns={"accuracy": "full"}), on=["checkpoint", *CELL], how="left"
+    )
+    lacking = joined.loc[joined["full"].isna()]
+    if len(lacking):
+        checkpoint, dataset, case = lacking[["checkpoint", *CELL]].to_numpy()[0]
+        known = list(full["checkpoint"].unique())
+        raise HcLensError(
+            "expected the full model's accuracy for every checkpoint, dataset and case of the "
+            f"runs, missing {checkpoint!r} on {dataset}/{case} (known checkpoints: {known[:6]}); "
+            "evaluate the full model there, or drop those runs"
+        )
+    return joined
+
+
+def _columns(table: Any, names: tuple[str, ...], what: str) -> pd.DataFrame:
+    if not isinstance(table, pd.DataFrame):
+        raise HcLensError(
+            f"expected a DataFrame of {what}, got {type(table).__name__}; pass one with the "
+            f"columns {', '.join(names)}"
+        )
+    missing = [name for name in names if name not in table]
+    if missing:
+        raise HcLensError(
+            f"expected the columns {', '.join(names)} in the table of {what}, missing "
+            f"{', '.join(missing)} (it has {', '.join(map(str, table.columns))}); rename or add "
+            "them"
+        )
+    if table.empty:
+        raise HcLensError(f"expected rows in the table of {what}, got none; is the sweep done?")
+    found = table.loc[:, list(names)]
+    _fractions(found, "accuracy", what)
+    return found
+
+
+def _fractions(table: pd.DataFrame, column: str, what: str) -> None:
+    values: pd.Series = table[column]
+    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        raise HcLensError(
+            f"expected numbers in the column {column} of the table of {what}, got "
+            f"{values.iloc[0]!r}; convert them, such as table['{column}'].astype(float)"
+        )
+    outside = values.loc[(values < 0) | (values > 1)]
+    if len(outside):
+        raise HcLensError(
+            f"expected the column {column} of the table of {what} as fractions between 0 and 1, "
+            f"got {outside.iloc[0]}; divide percents by 100"
+        )
+
+
+def _once(table: pd.DataFrame, keys: list[str], what: str) -> pd.DataFrame:
+    twice = table.loc[table.duplicated(keys, keep=False)]
+    if len(twice):
+        cell = ", ".join(f"{key} {twice[key].iloc[0]}" for key in keys)
+        raise HcLensError(
+            f"expected each cell once in the table of {what}, got {len(twice)} rows of cells that "
+            f"stand there twice or more, such as {cell}; select the rows of one sweep"
+        )
+    return table.dropna(subset=["accuracy"]).reset_index(drop=True)

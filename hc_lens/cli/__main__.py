@@ -1,0 +1,5 @@
+"""``python -m hc_lens.cli``."""
+
+from hc_lens.cli import main
+
+main()

@@ -1,0 +1,254 @@
+"""A report: sentences, tables and figures in one HTML file that needs no network.
+
+1. A `Fact` is a number of a results file; a `Sentence` is text around facts. Each fact stands in a
+   ``<data>`` element with its exact value and its name, so that a reader (or a test) can find it.
+2. A `Table` is a DataFrame that also stands in a file: every cell carries its exact value beside
+   the rounded one that is shown, and a click on a heading sorts by it.
+3. A `Drawing` is a matplotlib figure as SVG, made without a date or random ids: the same numbers
+   give the same bytes. `Html` is a ready fragment, such as circuitsvis patterns.
+4. Jinja2 puts the sections together with autoescape on: text of models and rows is never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib as mpl
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from hc_lens.show.page import POLICY, bundle
+
+MISSING = "–"  # noqa: RUF001
+"""What a missing number looks like."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number, where it is found and how it is shown."""
+
+    name: str
+    """Its name in the results file."""
+    value: float | int
+    """The number itself."""
+    style: str = "number"
+    """A name of `STYLES`."""
+
+    @property
+    def text(self) -> str:
+        """How it is shown."""
+        return show(self.value, self.style)
+
+
+Part = str | Fact
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Text around facts, and whether it tells of what was looked for."""
+
+    parts: tuple[Part, ...]
+    """Text and facts in order."""
+    found: bool | None = None
+    """True if the numbers show what the paper describes, False if not, None for a plain remark."""
+
+    @property
+    def plain(self) -> str:
+        """The sentence as text."""
+        return "".join(part if isinstance(part, str) else part.text for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A results file as a table."""
+
+    frame: pd.DataFrame
+    """The rows and columns that are shown."""
+    source: str
+    """The file in the run folder that holds them."""
+    title: str = ""
+    """What the table says."""
+    styles: Mapping[str, str] = field(default_factory=dict)
+    """Column name to a name of `STYLES`; numbers are shown with three digits otherwise."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Column name to heading, where they differ."""
+
+    @property
+    def headings(self) -> list[tuple[str, bool]]:
+        """The heading of each column, and whether it holds numbers."""
+        return [
+            (self.names.get(name, name.replace("_", " ")), self._numeric(name))
+            for name in self.frame.columns
+        ]
+
+    @property
+    def rows(self) -> list[list[dict[str, Any]]]:
+        """The cells, with exact and shown values."""
+        return [
+            [
+                self._cell(name, value)
+                for name, value in zip(self.frame.columns, row, strict=True)
+            ]
+            for row in self.frame.itertuples(index=False, name=None)
+        ]  # fmt: skip
+
+    def _numeric(self, name: str) -> bool:
+        kind = self.frame[name].dtype
+        return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+
+    def _cell(self, name: str, value: Any) -> dict[str, Any]:
+        if not self._numeric(name):
+            text = {True: "yes", False: "no"}.get(value, value) if _is_bool(value) else value
+            return {"column": name, "value": str(value), "text": str(text), "number": False}
+        exact = "" if math.isnan(value) else repr(value.item() if hasattr(value, "item") else value)
+        text = show(value, self.styles.get(name, "number"))
+        return {"column": name, "value": exact, "text": text, "number": True}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure as SVG."""
+
+    svg: bytes
+    """The picture."""
+    title: str
+    """What it shows, also for readers who cannot see it."""
+
+    @classmethod
+    def of(cls, figure: Figure, title: str) -> Drawing:
+        """A matplotlib figure, drawn to the same bytes each time."""
+        stream = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": "hc_lens", "svg.fonttype": "path"}):
+            figure.savefig(stream, format="svg", metadata={"Date": None})
+        return cls(stream.getvalue(), title)
+
+    @property
+    def address(self) -> str:
+        """The picture as a data address."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Html:
+    """Ready HTML that this package made, such as a figure's fragment."""
+
+    text: str
+    """The HTML."""
+    title: str = ""
+    """Heading above it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A part of the report."""
+
+    name: str
+    """Its id on the page."""
+    title: str
+    """Its heading."""
+    sentences: Sequence[Sentence] = ()
+    """What the numbers say."""
+    items: Sequence[Table | Drawing | Html] = ()
+    """Tables and figures."""
+    notes: Sequence[str] = ()
+    """How to read them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A whole report."""
+
+    title: str
+    """Heading of the page."""
+    lead: str
+    """One line under it."""
+    sections: Sequence[Section]
+    """The parts in order; the first is the summary."""
+    settings: str = ""
+    """The settings file, word by word."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Command, versions, fingerprints."""
+    made: str = ""
+    """When the page was written."""
+
+    def html(self) -> str:
+        """The page."""
+        here = resources.files("hc_lens.show")
+        return _environment().get_template("report.html").render(
+            report=self,
+            policy=POLICY,
+            bundle=Markup(bundle()),
+            style=Markup(here.joinpath("report.css").read_text("utf-8")),
+            script=Markup(here.joinpath("report.js").read_text("utf-8")),
+            kind=lambda item: type(item).__name__,
+            is_fact=lambda part: isinstance(part, Fact),
+            safe=Markup,
+        )  # fmt: skip
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(self.html(), encoding="utf-8")
+        unfinished.replace(path)
+        return path
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _probability(value: float) -> str:
+    return "below 1e-12" if value < 1e-12 else f"{value:.2g}"
+
+
+def _number(value: float) -> str:
+    if float(value).is_integer() and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.3g}"
+
+
+STYLES = {
+    "number": _number,
+    "percent": _percent,
+    "points": _points,
+    "probability": _probability,
+    "two": lambda value: f"{value:.2f}",
+    "four": lambda value: f"{value:.4f}",
+}
+"""How numbers are shown; percent and points (percentage points, with their sign) take shares."""
+
+
+def show(value: float | int, style: str) -> str:
+    """A number in a style; a missing one is a dash."""
+    return MISSING if math.isnan(value) else STYLES[style](value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("hc_lens.show", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
