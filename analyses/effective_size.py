@@ -4,7 +4,7 @@ Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
 
 1. A run's accuracy on a target: *id* is the mean over the cases of the in-domain dataset, *ood*
    that over the cases of the other (or over some of them), *mix* the mean of the two.
-2. A sparsity passes if the accuracy there is at most `margin` below the full model's.
+2. A sparsity passes if the accuracy there is within `margin` of the full model's, on either side.
 3. The effective size is ``100 * (1 - s)`` with s the largest sparsity of the grid that passes.
 4. Seeds: the paper averages the accuracy over seeds and compares once (``"seeds-first"``). With
    ``"seeds-last"`` each seed is compared on its own, and the sizes are averaged. The first asks
@@ -45,7 +45,7 @@ def effective_size(
     margin: float = 0.03,
     average: Literal["seeds-first", "seeds-last"] = "seeds-first",
     monotone: bool = False,
-    two_sided: bool = False,
+    one_sided: bool = False,
     id: str = "id",
     ood: str | None = "ood",
     cases: Iterable[str] | None = None,
@@ -76,10 +76,11 @@ def effective_size(
             every sparsity and every seed that stands in it.
         full: accuracies of the full models: a table with checkpoint, dataset, case, accuracy, or a
             mapping from these three to the accuracy.
-        margin: how far below the full model a subnetwork may be.
+        margin: how far from the full model a subnetwork may be.
         average: what is averaged over seeds, accuracies (the paper) or sizes.
         monotone: stop at the first sparsity that fails, or that no run measured.
-        two_sided: a subnetwork better than the full model by more than the margin fails too.
+        one_sided: a subnetwork that is better than the full model always passes. By default one
+            that is better by more than the margin fails: it does not do what the model does.
         id: name of the in-domain dataset.
         ood: name of the other; None for in-domain alone.
         cases: the cases of `ood` to use, such as the adversarial ones; default all.
@@ -88,13 +89,13 @@ def effective_size(
     """
     _check(margin, average)
     settings = {"id": id, "ood": ood, "cases": cases}
-    compared = compare(table, full, margin=margin, two_sided=two_sided, **settings)
+    compared = compare(table, full, margin=margin, one_sided=one_sided, **settings)
     levels = _levels(n_labels, chance, id, ood)
     rows = []
     groups: Any = compared.groupby(["checkpoint", "target"], sort=False)
     for (checkpoint, target), part in groups:
         if average == "seeds-first":
-            found = _seeds_first(part, margin, monotone, two_sided)
+            found = _seeds_first(part, margin, monotone, one_sided)
         else:
             found = _seeds_last(part, monotone)
         level = levels.get(str(target))
@@ -117,7 +118,7 @@ def compare(
     full: FullModels,
     *,
     margin: float = 0.03,
-    two_sided: bool = False,
+    one_sided: bool = False,
     id: str = "id",
     ood: str | None = "ood",
     cases: Iterable[str] | None = None,
@@ -143,7 +144,7 @@ def compare(
     tables = [part.reset_index().assign(target=target) for target, part in found.items()]
     compared = pd.concat(tables, ignore_index=True)
     compared["drop"] = compared["full"] - compared["accuracy"]
-    compared["passes"] = _passes(compared["drop"], margin, two_sided)
+    compared["passes"] = _passes(compared["drop"], margin, one_sided)
     place = compared["checkpoint"].map({name: at for at, name in enumerate(order)})
     compared = compared.iloc[np.argsort(place.to_numpy(), kind="stable")]
     names = ("checkpoint", "target", "sparsity", "seed", "full", "accuracy", "drop", "passes")
@@ -184,18 +185,18 @@ def _means(part: pd.DataFrame, whole: pd.DataFrame, grid: pd.MultiIndex) -> pd.D
     return pd.DataFrame({"full": known.to_numpy(), "accuracy": accuracy.to_numpy()}, index=grid)
 
 
-def _passes(drop: pd.Series, margin: float, two_sided: bool) -> pd.Series:
+def _passes(drop: pd.Series, margin: float, one_sided: bool) -> pd.Series:
     # NaN compares as False: what was not measured does not pass.
-    return (drop.abs() if two_sided else drop) <= margin + ROUNDING
+    return (drop if one_sided else drop.abs()) <= margin + ROUNDING
 
 
 def _seeds_first(
-    part: pd.DataFrame, margin: float, monotone: bool, two_sided: bool
+    part: pd.DataFrame, margin: float, monotone: bool, one_sided: bool
 ) -> dict[str, Any]:
     grouped: Any = part.groupby("sparsity")
     accuracy = grouped["accuracy"].mean()
     full = part["full"].iloc[0]
-    found = _largest(_passes(full - accuracy, margin, two_sided), accuracy.notna(), monotone)
+    found = _largest(_passes(full - accuracy, margin, one_sided), accuracy.notna(), monotone)
     reached = accuracy.get(found["sparsity"], full if found["none_passes"] else math.nan)
     seeds = int(grouped["accuracy"].count().min())
     size = 100 * (1 - found["sparsity"])

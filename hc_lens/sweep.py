@@ -313,14 +313,15 @@ def _run_rows(key: str, name: Name, files: Mapping[str, bytes]) -> pd.DataFrame:
     checkpoint, sparsity, seed = name
     table = read_table(files["evaluation.json"])
     table = table.assign(run=key, checkpoint=checkpoint, sparsity=sparsity, seed=seed)
-    return table[COLUMNS]
+    return table.filter(items=COLUMNS)
 
 
 def _full_rows(checkpoint: str, files: Mapping[str, bytes]) -> pd.DataFrame:
-    return read_table(files["evaluation.json"]).assign(checkpoint=checkpoint)[FULL_COLUMNS]
+    table = read_table(files["evaluation.json"]).assign(checkpoint=checkpoint)
+    return table.filter(items=FULL_COLUMNS)
 
 
 def _joined(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     if not tables:
         return pd.DataFrame(columns=columns)
-    return pd.concat(tables, ignore_index=True)[columns]
+    return pd.concat(tables, ignore_index=True).filter(items=columns)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,9 @@ class SweepConfig:
                 "expected a loss with a name ('kl' or 'cross-entropy') in a sweep, got a function, "
                 "which another process cannot read; call hc.prune for each run instead"
             )
+        for item in dataclasses.fields(PruneConfig):
+            if item.name in self.prune:
+                _check_kind(item.name, self.prune[item.name], item.default)
         for sparsity in self.sparsities:
             self.prune_config(sparsity, self.seeds[0])
 
@@ -95,12 +99,7 @@ class SweepConfig:
             if name in settings:
                 settings[name] = tuple(settings[name])
         make = PRESETS.get(self.prune.get("preset", ""), PruneConfig)
-        try:
-            return make(sparsity=sparsity, seed=seed, **settings)
-        except TypeError as error:
-            raise HcLensError(
-                f"expected prune settings of their documented types, got {settings}: {error}"
-            ) from error
+        return make(sparsity=sparsity, seed=seed, **settings)
 
     @property
     def n_runs(self) -> int:
@@ -120,6 +119,7 @@ class SweepConfig:
         for name, value in {**described, **entries}.items():
             if name in _TABLES or name in entries:
                 _table({name: value}, name)
+        _check_names("checkpoints", described["checkpoints"], str)
         values = dict(described)
         for name, kinds in _LISTS.items():
             _check_list(name, described[name], kinds)
@@ -174,11 +174,9 @@ class SweepConfig:
 
 def _parse(suffix: str, text: str) -> Any:
     if suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        return tomllib.loads(text)
+        # Python 3.10 has no tomllib; tomli is the same under another name.
+        parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        return parser.loads(text)
     import yaml
 
     try:
@@ -187,7 +185,7 @@ def _parse(suffix: str, text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _table(described: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+def _table(described: Mapping[str, Any], name: str) -> list[tuple[Any, Any]]:
     """The entries of a table; anything but a table is an error."""
     value = described[name]
     if not isinstance(value, Mapping):
@@ -209,6 +207,26 @@ def _check_names(name: str, given: Any, kind: type) -> None:
                 f"expected {kind.__name__} for {key!r} in {name}, got {type(value).__name__} "
                 f"{value!r}; correct it"
             )
+
+
+def _check_kind(name: str, given: Any, default: Any) -> None:
+    """A setting has the kind of its default; YAML reads 1e-3 as text, which shows only here."""
+    if isinstance(default, bool):
+        good, what = isinstance(given, bool), "true or false"
+    elif isinstance(default, str):
+        good, what = isinstance(given, str), "text"
+    elif isinstance(default, tuple):
+        good, what = isinstance(given, (list, tuple)), "a list"
+    else:  # numbers; the settings without a default value are numbers too
+        whole = isinstance(default, int) or name == "patience"
+        kinds = (int,) if whole else (int, float)
+        good = isinstance(given, kinds) and not isinstance(given, bool)
+        good = good or (given is None and default is None)
+        what = "a whole number" if whole else "a number such as 0.001"
+    if not good:
+        raise HcLensError(
+            f"expected {what} for {name} in the prune settings, got {given!r}; correct it"
+        )
 
 
 def _check_list(name: str, given: Any, kinds: tuple[type, ...]) -> None:

@@ -20,7 +20,7 @@ import socket
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hc_lens.errors import HcLensError
 
@@ -36,6 +36,7 @@ class StoreError(HcLensError):
     """The store cannot be written to."""
 
 
+@runtime_checkable
 class Store(Protocol):
     """Records by name, each complete or not there."""
 
@@ -118,8 +119,8 @@ def _check_marker(content: bytes | None, found: list[str], place: str) -> bool:
 def store_failed(place: str, error: Exception) -> StoreError:
     """The error of a store that cannot be written to."""
     return StoreError(
-        f"expected to write to the store {place}, got {type(error).__name__}: {error}; make room or "
-        "give access, then call again: finished runs are kept"
+        f"expected to write to the store {place}, got {type(error).__name__}: {error}; make room "
+        "or give access, then call again: finished runs are kept"
     )
 
 
@@ -172,8 +173,8 @@ class LocalStore:
             files = {file: (folder / file).read_bytes() for file in hashes or {}}
         except (FileNotFoundError, NotADirectoryError):
             return None
-        whole = hashes is not None and all(hash_of(files[file]) == hashes[file] for file in files)
-        return files if whole else None
+        whole = all(hash_of(content) == (hashes or {})[file] for file, content in files.items())
+        return files if files and whole else None
 
     def write(self, kind: str, name: str, files: Mapping[str, bytes]) -> None:
         """Write a record; one that is complete stays as it is."""

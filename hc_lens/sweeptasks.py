@@ -32,6 +32,7 @@ import hc_lens
 from hc_lens.errors import HcLensError
 from hc_lens.evaluate import FULL, evaluate
 from hc_lens.means import Means, collect_means
+from hc_lens.models.fingerprint import fingerprint
 from hc_lens.prune import prune
 from hc_lens.spec import read_model
 from hc_lens.store import Subnetwork
@@ -121,7 +122,7 @@ class Loaded:
         self.means_rows = self.train if same else config.means.batches(self.model)  # type: ignore[union-attr]
         self.data = {key: spec.batches(self.model) for key, spec in config.evaluation.items()}
         self.inputs = Inputs(
-            model=self.model.fingerprint,
+            model=fingerprint(self.model),
             train=self.train.fingerprint,
             means=self.means_rows.fingerprint,
             evaluation={key: batches.fingerprint for key, batches in self.data.items()},
@@ -147,7 +148,7 @@ class Loaded:
             about = {"key": key, "inputs": asdict(self.inputs), **self.about}
             files = {
                 "means.safetensors": file_bytes(means.save, "means.safetensors")[""],
-                "evaluation.json": table_bytes(table[["dataset", "case", "n", "accuracy"]]),
+                "evaluation.json": table_bytes(table.filter(items=MEASURES[:4])),
                 "about.json": json_bytes(about),
             }
             store.write(PREPARED, key, files)
@@ -175,7 +176,7 @@ class Loaded:
             teachers=self.teachers,
             progress=False,
         )
-        table = table[table["subnetwork"] != FULL][MEASURES]
+        table = pd.DataFrame(table[table["subnetwork"] != FULL]).filter(items=MEASURES)
         parts = self.inputs.parts(self.config, sparsity, seed)
         about = {"key": digest(parts), **parts, "given": self.config.describe()["prune"]}
         files = {

@@ -19,7 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analyses.composition.layers import Resid
-from analyses.composition.passes import Contributions, JointPass, Pass, Trunk, contributions
+from analyses.composition.passes import (
+    AblatedPass,
+    Contributions,
+    JointPass,
+    Pass,
+    Trunk,
+    contributions,
+)
 from analyses.composition.receivers import Receiver, Sender
 from hc_lens.models.inputs import mask_of
 from hc_lens.sources import Source
@@ -66,10 +73,15 @@ class PathEngine:
 
     @torch.no_grad()
     def joint(
-        self, clean: Pass, sender: Sender, receivers: Sequence[Receiver], norms: str | None = None
+        self, clean: Pass, sender: Sender, receivers: Sequence[Receiver]
     ) -> Float[Tensor, "batch labels"]:
         """The logits with all the receivers patched together."""
-        return JointPass(clean, sender, receivers, norms or self.norms).run()
+        return JointPass(clean, sender, receivers, self.norms).run()
+
+    @torch.no_grad()
+    def ablated(self, clean: Pass, sender: Sender) -> Float[Tensor, "batch labels"]:
+        """The logits without the sender."""
+        return AblatedPass(clean, sender).run()
 
     @torch.no_grad()
     def edges(

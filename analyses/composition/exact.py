@@ -18,10 +18,11 @@ import pandas as pd
 import torch
 
 from analyses.composition.engine import PathEngine
-from analyses.composition.layers import FROZEN, RECOMPUTED, check_supported
+from analyses.composition.layers import FROZEN, check_supported
 from analyses.composition.measures import Totals, each_batch, effects, prepare
 from analyses.composition.receivers import (
     Receiver,
+    Sender,
     as_receivers,
     as_senders,
     label_of,
@@ -110,28 +111,30 @@ def joint_effects(
     named, source = prepare(model, datasets, means, norms)
     space, engine = UnitSpace.of(model), PathEngine(model, source, norms)
     parallel = engine.trunk.parallel
-    plans = []
+    plans: dict[tuple[Sender, str], list[Receiver]] = {}
     for given, heard in paths:
         (sender,) = as_senders(space, [given])
         every = receivers_of(space, sender, parallel)
         chosen = every if heard == ALL else as_receivers(space, sender, heard, parallel)
-        label = ALL if heard == ALL else label_of(chosen)
-        plans += [(sender, every, TOTAL, RECOMPUTED), (sender, chosen, label, norms)]
+        plans[sender, TOTAL] = every
+        plans[sender, ALL if heard == ALL else label_of(chosen)] = chosen
     if not plans:
         raise HcLensError(
             "expected at least one pair of a sender and its receivers, got none; give for instance "
             "paths=[('L0.H6', ['L2.H4.q', 'L1.MLP'])]"
         )
-    plans = list({(sender, label): plan for plan in plans for sender, _, label, _ in [plan]}.values())
     keys = {
-        "sender": [set_label(sender) for sender, *_ in plans],
-        "receivers": [label for _, _, label, _ in plans],
-        "n_edges": [len(chosen) for _, chosen, _, _ in plans],
+        "sender": [set_label(sender) for sender, _ in plans],
+        "receivers": [label for _, label in plans],
+        "n_edges": [len(chosen) for chosen in plans.values()],
     }
     totals = Totals(pd.DataFrame(keys))
     for name, batches, batch in each_batch(named, source, limit, progress, "joint edges"):
         clean, logits = engine.start(batch)
-        patched = [engine.joint(clean, sender, chosen, how) for sender, chosen, _, how in plans]
+        patched = [
+            engine.ablated(clean, sender) if label == TOTAL else engine.joint(clean, sender, chosen)
+            for (sender, label), chosen in plans.items()
+        ]
         totals.add(name, batch, effects(batches, batch, logits, torch.stack(patched)))
     return totals.table()
 

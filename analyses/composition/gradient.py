@@ -1,18 +1,19 @@
 """Edge attribution: the first-order version of path patching, for all edges at once.
 
 1. M is the log-odds of the label that the clean run predicts: the KL divergence has no first order
-   there, and the log-probability of a confident answer has next to none. One forward and one backward pass give M's gradient with respect to every
-   receiver's own input: each head's q, k and v, each MLP's input, the classifier's.
+   there, and the log-probability of a confident answer has next to none. One forward and one
+   backward pass give M's gradient with respect to every receiver's own input: each head's q, k and
+   v, each MLP's input, the classifier's.
 2. An edge's attribution is that gradient times the change of the input by the sender's replaced
    contribution, to first order (Nanda 2023; Syed, Rager and Conmy 2023): with frozen norms the
    change itself, which is linear; with recomputed norms its derivative. So it is the derivative of
    `edge_effects`' margin_change, if the sender were replaced by a small part.
-3. ``steps=n`` integrates (Sundararajan et al. 2017): for each sender the gradients are averaged over
-   n runs in which it is replaced by the shares (i + 1/2)/n. With recomputed norms the attributions
-   of a sender's edges then add up to the effect of ablating it, as n grows.
+3. ``steps=n`` integrates (Sundararajan et al. 2017): for each sender the gradients are averaged
+   over n runs in which it is replaced by the shares (i + 1/2)/n. With recomputed norms the
+   attributions of a sender's edges then add up to the effect of ablating it, as n grows.
 
-Without steps a batch costs one forward and one backward pass (two forwards with a `Counterfactual`
-source, whose activations come from a pass of their own).
+Without steps a batch costs two forward passes and one backward pass, whatever the number of edges;
+what remains is one product per sender and layer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from analyses.composition.exact import edge_keys
-from analyses.composition.layers import FROZEN, RECOMPUTED, TANGENT, Heads, Layer, Resid, check_supported
+from analyses.composition.layers import (
+    FROZEN,
+    RECOMPUTED,
+    TANGENT,
+    Heads,
+    Layer,
+    Resid,
+    check_supported,
+)
 from analyses.composition.measures import Totals, each_batch, odds, over_cases, prepare
 from analyses.composition.passes import Pass, Trunk, contributions
 from analyses.composition.receivers import INPUTS, Receiver, Sender, as_senders, receivers_of
@@ -99,9 +108,7 @@ def _attributions(
 class LeafPass(Pass):
     """A pass whose every receiver has an input of its own to take a gradient of."""
 
-    def __init__(
-        self, clean: Pass, guess: Tensor, sender: Sender = (), share: float = 0.0
-    ):
+    def __init__(self, clean: Pass, guess: Tensor, sender: Sender = (), share: float = 0.0):
         """Run forward and backward; with a sender replaced by a share of its replacement."""
         super().__init__(clean.trunk, clean.stream)
         self._clean, self._sender, self._share = clean, sender, share
@@ -141,7 +148,9 @@ class LeafPass(Pass):
     def _by_head(self, index: int, kind: str, change: Resid | None) -> Float[Tensor, "rows heads"]:
         gradient = self.gradients[index, kind]
         if change is None or gradient is None:
-            return self.runs[index].z.new_zeros(len(self.runs[index].z), self.runs[index].z.shape[2])
+            return self.runs[index].z.new_zeros(
+                len(self.runs[index].z), self.runs[index].z.shape[2]
+            )
         moved = self.trunk.layers[index].project(change, kind, bias=False)
         return (gradient * moved).sum((1, 3))
 
@@ -192,9 +201,7 @@ def _dot(gradient: Tensor, change: Tensor | None) -> Float[Tensor, "rows"]:
     return (gradient * change).flatten(1).sum(1)
 
 
-def agreement(
-    exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20
-) -> pd.DataFrame:
+def agreement(exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20) -> pd.DataFrame:
     """Spearman's rank correlation of attributions with exact changes, per dataset.
 
     Columns: dataset, edges (``"top"``: the `top` edges with the largest exact change in size;

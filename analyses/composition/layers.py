@@ -53,7 +53,8 @@ def check_supported(model: Any) -> None:
     if not known or not has_known_blocks(model):
         what = f"a {type(model).__name__}" + (" with other blocks" if known else "")
         raise HcLensError(
-            f"expected a model whose block structure is known, got {what}; supported are {SUPPORTED}"
+            f"expected a model whose block structure is known, got {what}; supported are "
+            f"{SUPPORTED}"
         )
     if has_user_hooks(model):
         raise HcLensError(
@@ -127,7 +128,8 @@ class Layer:
         width = self.W_O.shape[1]
         sizes = [n * width for n in fused.heads]
         weights, biases = fused.W_qkv.split(sizes), fused.b_qkv.split(sizes)
-        self._projections = dict(zip(INPUTS, zip(weights, biases, strict=True), strict=True))
+        pairs = zip(INPUTS, zip(weights, biases, strict=True), strict=True)
+        self._projections: dict[str, tuple[Tensor, Tensor]] = dict(pairs)
         self._repeats = fused.heads[0] // fused.heads[1]
         if self.has_mlp:
             self.norm2, self.mlp = Norm(block.ln2, fused.ln2), fused.mlp

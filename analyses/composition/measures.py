@@ -1,9 +1,9 @@
 """What patching did to the rows, summed per dataset and case.
 
 Per row, against the clean run: the KL divergence of its label distribution from the patched one's
-(nats), whether the prediction is right and whether it stays, the change of the margin, which is the
-log-odds of the label that the clean run predicts, and the change of the gold label's log-odds in the
-task's labels.
+(nats), whether the prediction is right and whether it stays, the change of the margin, which is
+the log-odds of the label that the clean run predicts, and the change of the gold label's log-odds
+in the task's labels.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def over_cases(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """The means over all rows of each `by` group: the cases' means weighted by their rows."""
     names = [name for name in table.columns if name in (*MEASURES, "attribution")]
     weighted = table.assign(**{name: table[name] * table["n"] for name in names})
-    summed = weighted.groupby(list(by), sort=False)[[*names, "n"]].sum(min_count=1)
+    summed: Any = weighted.groupby(list(by), sort=False)[[*names, "n"]].sum(min_count=1)
     return summed[names].div(summed["n"], axis=0).assign(n=summed["n"]).reset_index()
 
 

@@ -18,7 +18,7 @@ senders: joint patching of all paths is ablation. Patched nowhere, x is the clea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,16 +82,24 @@ class LayerRun:
 class Pass:
     """A clean pass over one batch; subclasses change what is read or written."""
 
-    def __init__(self, trunk: Trunk, stream: Stream):
+    def __init__(self, trunk: Trunk, stream: Stream, begun: Sequence[LayerRun] = ()):
+        """Prepare a pass.
+
+        Args:
+            trunk: the model.
+            stream: the batch.
+            begun: the first layers' activations, if they are those of another pass, and one more.
+        """
         self.trunk, self.stream = trunk, stream
-        self.runs: list[LayerRun] = []
+        self.runs: list[LayerRun] = list(begun[:-1])
+        self._x = begun[-1].x if begun else stream.resid
         self.final: Resid | None = None
 
     def run(self) -> Tensor:
         """The logits; the layers' activations stay in `runs`, the last stream in `final`."""
-        x = self.stream.resid
-        for index, layer in enumerate(self.trunk.layers):
-            x = self._layer(index, layer, x)
+        x = self._x
+        for index in range(len(self.runs), len(self.trunk.layers)):
+            x = self._layer(index, self.trunk.layers[index], x)
         self.final = x
         read = at_reads(x, self.stream)
         if self.trunk.final is not None:
@@ -239,7 +247,9 @@ class Contributions:
     """Of what the classifier reads, one position a row."""
 
 
-def contributions(along: Pass, sender: Sender, how: str, clean: Pass | None = None) -> Contributions:
+def contributions(
+    along: Pass, sender: Sender, how: str, clean: Pass | None = None
+) -> Contributions:
     """The direct contributions of a sender along a pass that has been run.
 
     What it sends is its replacement minus its activation in the clean pass, which `along` itself is
@@ -255,11 +265,36 @@ def contributions(along: Pass, sender: Sender, how: str, clean: Pass | None = No
     return Contributions(tuple(to_heads), tuple(to_mlp), direct.to_classifier(along.final))
 
 
+class AblatedPass(Pass):
+    """A pass without some units: their outputs are replaced for everybody."""
+
+    def __init__(self, clean: Pass, sender: Sender):
+        super().__init__(clean.trunk, clean.stream, clean.runs[: sender[0].layer + 1])
+        self._sender = sender
+
+    def heads(self, index: int, z: Heads) -> Heads:
+        """The replacements of the removed heads."""
+        removed = [unit.head for unit in self._sender if unit.layer == index and unit.is_head]
+        if not removed:
+            return z
+        value = self.stream.source.value(z_name(index), z).expand_as(z)
+        z = z.clone()
+        z[:, :, removed] = value[:, :, removed]
+        return z
+
+    def mlp(self, index: int, mlp_out: Resid) -> Resid:
+        """The replacement of a removed MLP."""
+        if Unit(index) not in self._sender:
+            return mlp_out
+        return self.stream.source.value(mlp_name(index), mlp_out).expand_as(mlp_out)
+
+
 class JointPass(Pass):
     """A pass in which several receivers of a sender are patched together."""
 
     def __init__(self, clean: Pass, sender: Sender, receivers: Collection[Receiver], how: str):
-        super().__init__(clean.trunk, clean.stream)
+        # Nothing changes in front of the first sender.
+        super().__init__(clean.trunk, clean.stream, clean.runs[: sender[0].layer + 1])
         self.direct = Direct(clean, sender, how)
         self._inputs = {
             (r.unit, kind) for r in receivers if r.unit is not None for kind in r.inputs
@@ -286,8 +321,9 @@ class JointPass(Pass):
     def mlp_input(self, index: int, layer: Layer, mlp_in: Resid) -> Resid:
         """A patched MLP reads the moved stream."""
         change = self.direct.to_mlp(index, layer, self.runs[index])
-        patched = change is not None and (Unit(index), "mlp") in self._inputs
-        return mlp_in + change if patched else mlp_in
+        if change is None or (Unit(index), "mlp") not in self._inputs:
+            return mlp_in
+        return mlp_in + change
 
     def wrote(self, index: int, layer: Layer) -> None:
         """Carry the change behind the layer."""

@@ -86,7 +86,11 @@ def receivers_of(space: UnitSpace, sender: Sender, parallel: bool = False) -> li
         receiver
         for layer in range(space.n_layers)
         for receiver in (
-            *(Receiver(Unit(layer, h), kind) for h in range(space.n_heads[layer]) for kind in INPUTS),
+            *(
+                Receiver(Unit(layer, h), kind)
+                for h in range(space.n_heads[layer])
+                for kind in INPUTS
+            ),
             *((Receiver(Unit(layer), "mlp"),) if layer in space.mlps else ()),
         )
     ]

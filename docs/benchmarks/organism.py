@@ -5,7 +5,7 @@
 
 Prints the accuracy of every case at every shipped step, the heads whose ablation spares in-domain
 accuracy and breaks an adversarial case, and each claim of docs/method/organism.md with its number.
-The weights of another seed come from `python -m hc_lens.organism.train --out DIR --seed 1`.
+The weights of another seed come from `python -m hc_lens.organism.train --out DIR --seed 2`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ adversarial case, also at 85%, and the heads that all of them keep.
 from __future__ import annotations
 
 import argparse
+import functools
 from concurrent.futures import ProcessPoolExecutor
 
 import pandas as pd
@@ -44,15 +45,22 @@ def methods(sparsity: float, seed: int, short: bool) -> dict[str, hc.PruneConfig
     return named
 
 
-def one(job: tuple[float, int, int, bool]) -> pd.DataFrame:
-    """Every method at one sparsity with one seed, evaluated."""
-    sparsity, seed, rows, short = job
+@functools.cache
+def inputs(rows: int) -> tuple:
+    """The model, the rows to prune on, the means and the evaluation sets, once a process."""
     torch.set_num_threads(1)
     model = hc.organism.load()
     task, ood = hc.organism.task(), hc.organism.task("ood")
     train = task.batches(model, "train", limit=8000, token_budget=BUDGET)
     means = hc.collect_means(model, task.batches(model, "train"), progress=False)
     data = {"id": task.batches(model, "validation"), "ood": ood.batches(model, limit=rows)}
+    return model, train, means, data
+
+
+def one(job: tuple[float, int, int, bool]) -> pd.DataFrame:
+    """Every method at one sparsity with one seed, evaluated."""
+    sparsity, seed, rows, short = job
+    model, train, means, data = inputs(rows)
     found = {}
     for name, config in methods(sparsity, seed, short).items():
         found[name] = hc.prune(model, train, means, config, progress=False)

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 
 GROUP = "hc_lens.analyses"
@@ -28,7 +29,7 @@ class PassedOn(TyperCommand):
         return []
 
 
-def analyse(context: typer.Context) -> None:
+def analyse(context: Context) -> None:
     """Run the analysis NAME; NAME --help shows its options."""
     if not context.args or context.args[0] == "--help":
         typer.echo(context.get_help())
@@ -38,17 +39,17 @@ def analyse(context: typer.Context) -> None:
     call(name, arguments, f"hc-lens analyse {name}")
 
 
-def demo(context: typer.Context) -> None:
+def demo(context: Context) -> None:
     """The whole study on the bundled model, without a network."""
     call("study", ["demo", *context.args], "hc-lens")
 
 
-def study(context: typer.Context) -> None:
+def study(context: Context) -> None:
     """The whole study on a checkpoint of your own."""
     call("study", ["study", *context.args], "hc-lens")
 
 
-def report(context: typer.Context) -> None:
+def report(context: Context) -> None:
     """Write the report of a study's folder again."""
     call("study", ["report", *context.args], "hc-lens")
 

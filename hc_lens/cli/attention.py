@@ -9,13 +9,14 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import Run
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 
 PAGE = "attention.html"
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: options.Model,
     premise: Annotated[str, typer.Option(help="The first, or only, sentence.")],
     out: options.Out,

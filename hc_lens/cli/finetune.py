@@ -14,6 +14,7 @@ import typer
 from hc_lens.cli import options
 from hc_lens.cli.folder import write_settings
 from hc_lens.cli.run import Run
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ SETTINGS = (
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: Annotated[str, typer.Argument(help="Directory or Hub id of the model to start from.")],
     out: Annotated[Path, typer.Option(help="Folder of the run; the same folder resumes it.")],
     task: options.TaskName = "mnli",
@@ -71,14 +72,16 @@ def command(
         assert spec is not None
         other = spec.read()
         evaluation["ood"] = (other, (held_out(other) or list(other.splits))[0])
+    new = not (out / RUN).exists()
     try:
         result = finetune(
             model, rows, out, chosen, evaluation=evaluation, device=device, progress=run.progress
         )
     finally:
-        if (out / RUN).is_file():
+        # A folder of another run, which was refused, keeps its own settings.
+        if new and (out / RUN).is_file():
             write_settings(out, run.settings)
-    last = result.history[result.history["step"] == result.steps[-1]]
+    last = result.history.loc[result.history["step"] == result.steps[-1]]
     run.finish(last, checkpoints=list(result.steps))
 
 

@@ -40,9 +40,8 @@ def start_folder(
 ) -> None:
     """Make the folder and write the settings; with `force` remove earlier results."""
     if force:
-        for name in (RESULT, *writes):
-            place = folder / name
-            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+        for place in [place for name in (RESULT, *writes) for place in folder.glob(name)]:
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

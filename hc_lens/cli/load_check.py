@@ -14,6 +14,7 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import Run
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 from hc_lens.spec import ORGANISM
 
@@ -27,7 +28,7 @@ PAIRS = (
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: options.Model,
     tolerance: Annotated[float, typer.Option(help="Largest difference that passes.")] = 1e-4,
     device: options.Device = None,
@@ -38,7 +39,7 @@ def command(
     from hc_lens.units import UnitSpace
 
     run = Run(context)
-    hooked = run.model()
+    hooked: Any = run.model()
     difference = largest_difference(hooked, place_of(model))
     passed = difference <= tolerance
     run.finish(

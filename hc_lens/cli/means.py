@@ -8,10 +8,11 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import MEANS, Run
+from hc_lens.cli.settings import Context
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: options.Model,
     task: options.TaskName,
     out: options.Out,

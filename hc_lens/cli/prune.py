@@ -14,6 +14,7 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import MEANS, Run
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 from hc_lens.spec import check_keys
 
@@ -39,7 +40,7 @@ HeadsOnly = Annotated[bool, typer.Option("--heads-only", help="Keep all MLPs.")]
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: options.Model,
     task: options.TaskName,
     sparsity: Annotated[float, typer.Option(help="Fraction of the units to remove.")],
@@ -105,8 +106,8 @@ def _last_step(history: Any) -> dict[str, float]:
 
 def prune_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a pruning other than sparsity and seed, as the options give them."""
-    names = ("steps", "method", "keep", "heads_only")
-    given = {name: values[name] for name in names if values.get(name)}
+    given = {name: values[name] for name in ("keep", "heads_only") if values.get(name)}
+    given |= {name: values[name] for name in ("steps", "method") if values.get(name) is not None}
     given |= read_settings(values.get("settings") or ())
     return {**({"preset": "reference"} if values.get("reference") else {}), **given}
 
@@ -115,8 +116,9 @@ def prune_config(sparsity: float, seed: int, changes: Mapping[str, Any]) -> Prun
     """The PruneConfig of some settings."""
     from hc_lens.pruneconfig import PruneConfig
 
-    given = {key: tuple(value) if isinstance(value, list) else value
-             for key, value in changes.items() if key != "preset"}  # fmt: skip
+    given: dict[str, Any] = {key: value for key, value in changes.items() if key != "preset"}
+    if "keep" in given:
+        given["keep"] = tuple(given["keep"])
     make = PruneConfig.reference if "preset" in changes else PruneConfig
     return make(sparsity=sparsity, seed=seed, **given)
 

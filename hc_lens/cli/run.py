@@ -1,26 +1,26 @@
 """One call of a command: what it reads, what it says, where its results go.
 
 1. `Run` takes the options from Typer's context and checks the folder of ``--out``.
-2. It loads the model and the rows and remembers their fingerprints.
-3. `begin` makes the folder, or shows the result of one that is finished, if it is of this model
-   and rows.
+2. It loads the model, the rows and the subnetworks, and remembers their fingerprints.
+3. `begin` makes the folder, or shows the result of one that is finished, if it is of these
+   inputs.
 4. `finish` writes the table and ``result.json`` and shows them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.folder import RESULT, check_folder, finished, start_folder, write
 from hc_lens.cli.screen import Screen, records
-from hc_lens.cli.settings import command_of, settings_of
+from hc_lens.cli.settings import Context, command_of, settings_of
 from hc_lens.errors import HcLensError
 from hc_lens.spec import DataSpec, read_model
 
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        context: typer.Context,
+        context: Context,
         writes: Sequence[str] = (),
         summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
         checks: bool = True,
@@ -58,7 +58,8 @@ class Run:
         self.settings = settings_of(self.command, self.values)
         self.screen = Screen(self.values.get("as_json", False))
         self.out: Path | None = self.values.get("out")
-        self.fingerprint, self.data = "", {}
+        self.fingerprint = ""
+        self.inputs: dict[str, str] = {}
         self.format = self.values.get("format", "csv")
         if self.format not in FORMATS:
             raise HcLensError(
@@ -91,25 +92,28 @@ class Run:
 
     def rows(self, model: Any, spec: DataSpec) -> Batches:
         """The rows of a description, in batches for the model."""
-        batches = self._read(model, spec)
-        if batches.name in self.data:
+        with self.reading():
+            batches = spec.batches(model)
+        if batches.name in self.inputs:
             raise HcLensError(
                 f"expected two sets of rows with different names, got {batches.name} twice; "
                 "name another --ood, or another split"
             )
-        self.data[batches.name] = batches.fingerprint
+        self.inputs[batches.name] = batches.fingerprint
         cut = f", {batches.n_truncated} of them cut" if batches.n_truncated else ""
         self.screen.note(f"{batches.name}: {batches.n_rows} rows{cut}")
         return batches
 
-    def _read(self, model: Any, spec: DataSpec) -> Batches:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the progress bars of ``datasets`` off a stream that is no terminal."""
         import datasets
 
         hidden = datasets.are_progress_bars_disabled()
         if not self.progress:
             datasets.disable_progress_bars()
         try:
-            return spec.batches(model)
+            yield
         finally:
             if not hidden:
                 datasets.enable_progress_bars()
@@ -127,9 +131,15 @@ class Run:
         folders = [Path(given) for given in self.values.get("subnetwork") or []]
         short = [folder.name for folder in folders]
         alike = len(set(short)) < len(short)
-        return {
+        found = {
             str(folder) if alike else folder.name: Subnetwork.load(folder) for folder in folders
         }
+        for name, network in found.items():
+            content = [network.model, network.means, *network.kept]
+            self.inputs[name] = hashlib.blake2b(
+                " ".join(content).encode(), digest_size=16
+            ).hexdigest()
+        return found
 
     def means(self, model: Any, batches: Batches | None = None) -> Source | str:
         """What replaces removed units: as --means says, beside --subnetwork, or collected here.
@@ -153,7 +163,8 @@ class Run:
             )
         if batches is None:
             spec = dataclasses.replace(options.rows(self.values), split=None)
-            batches = self._read(model, spec)
+            with self.reading():
+                batches = spec.batches(model)
         self.screen.note(f"collecting means over {batches.n_rows} rows of {batches.name}")
         means = collect_means(model, batches, progress=self.progress)
         if own:
@@ -173,7 +184,7 @@ class Run:
     def begin(self, resumes: bool = False) -> bool:
         """Begin to write, once model and rows are read; False if the folder is finished.
 
-        A finished folder's result is shown; one of another model or rows is an HcLensError. A
+        A finished folder's result is shown; one of another model or input is an HcLensError. A
         command that `resumes` knows by itself what is finished, and always goes on.
         """
         anew = self.out is None or self.force or resumes
@@ -182,20 +193,23 @@ class Run:
             if self.out is not None:
                 start_folder(self.out, self.settings, self.writes, self.force)
             return True
-        for what, mine in (("model", self.fingerprint), ("data", self.data)):
-            if document.get(what) != mine:
+        there = {"the model": document.get("model"), **document.get("inputs", {})}
+        here = {"the model": self.fingerprint, **self.inputs}
+        for name in {**there, **here}:
+            if there.get(name) != here.get(name):
                 raise HcLensError(
-                    f"expected {self.out} to hold results of this {what} ({mine}), got those of "
-                    f"another ({document.get(what)}); give another --out, or pass --force"
+                    f"expected {self.out} to hold results of what is read now, got other results: "
+                    f"{name} has changed since ({there.get(name)} then, {here.get(name)} now); "
+                    "give another --out, or pass --force"
                 )
         self.screen.note(f"{self.out} is finished; --force computes it again")
         self.screen.show(document, self.summary)
         return False
 
-    def finish(self, table: pd.DataFrame | None = None, **facts: Any) -> None:
+    def finish(self, table: pd.DataFrame | None = None, /, **facts: Any) -> None:
         """Write the result and show it."""
         document: dict[str, Any] = {"command": self.command, "model": self.fingerprint}
-        document |= {"data": self.data, **facts}
+        document |= {"inputs": self.inputs, **facts}
         if table is not None:
             document["table"] = records(table)
         if self.out is not None:

@@ -11,6 +11,7 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import MEANS, Run
+from hc_lens.cli.settings import Context
 from hc_lens.cli.tables import over_cases
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ STORE = "batches"
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     model: options.Model,
     task: options.TaskName,
     sets: Annotated[

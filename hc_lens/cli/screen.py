@@ -18,7 +18,7 @@ import typer
 if TYPE_CHECKING:
     import pandas as pd
 
-HIDDEN = ("command", "out", "model", "data", "table")
+HIDDEN = ("command", "out", "model", "inputs", "table")
 """Entries of a document that the readable form leaves out, or shows elsewhere."""
 
 

@@ -14,12 +14,18 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hc_lens.errors import HcLensError
 from hc_lens.spec import check_keys
+
+if TYPE_CHECKING:
+    from typer import Context
+else:
+    # What Typer hands over is an object of the class below its own Context.
+    Context = typer.Context.__base__
 
 FILE = "command.toml"
 """Name of the settings beside the results."""
@@ -85,7 +91,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def read_config(context: typer.Context, path: Path | None) -> Path | None:
+def read_config(context: Context, path: Path | None) -> Path | None:
     """Take values for the options of a command from a file; runs before any other option."""
     if path is None or context.resilient_parsing:
         return path
@@ -102,6 +108,6 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def command_of(context: typer.Context) -> str:
+def command_of(context: Context) -> str:
     """The command's name without the program's, such as ``prune`` or ``analyse extractive``."""
     return (context.info_name or "").removeprefix("hc-lens ")

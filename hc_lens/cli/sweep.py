@@ -17,6 +17,7 @@ import typer
 from hc_lens.cli import options
 from hc_lens.cli import prune as pruning
 from hc_lens.cli.run import Run
+from hc_lens.cli.settings import Context
 from hc_lens.cli.tables import over_cases
 from hc_lens.errors import HcLensError
 
@@ -30,7 +31,7 @@ NEEDED = ("model", "task", "sparsity", "seeds")
 
 
 def command(
-    context: typer.Context,
+    context: Context,
     out: options.Out,
     file: Annotated[
         Path | None, typer.Argument(help="TOML or YAML file of the sweep, instead of options.")
@@ -93,7 +94,8 @@ def command(
     run = Run(context, summary=by_seed)
     run.begin(resumes=True)
     place = store or run.folder / "runs"
-    runs = sweep(chosen, store=place, engine=engine, workers=workers, progress=run.progress)
+    run.screen.note(f"{chosen.n_runs} runs in {place}; what is there is not run again")
+    runs = sweep(chosen, store=place, engine=engine, workers=workers, progress=True)
     run.finish(
         runs.table,
         runs=len(runs.subnetworks),

@@ -7,7 +7,7 @@ they give the same results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hc_lens.engines.local import Local
 from hc_lens.engines.ray import Ray
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Local", "Pool", "Ray", "named"]
 
 
+@runtime_checkable
 class Pool(Protocol):
     """Tasks under way."""
 
@@ -39,6 +40,7 @@ class Pool(Protocol):
         ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """What `sweep` needs of an engine."""
 

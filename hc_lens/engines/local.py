@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -135,17 +136,17 @@ class _Worker:
         """Pass every outcome on, and an empty one when the process is gone."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            outcomes.put((self, line))
+            if line.endswith("\n"):  # the process may die in the middle of a line
+                outcomes.put((self, line))
         outcomes.put((self, ""))
 
     def give(self, task: Task) -> None:
         assert self.process.stdin is not None
         self.task, self.held = task, task.checkpoint
-        try:
+        # If it died while idle, its empty outcome tells.
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(task.to_json() + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died while idle; its empty outcome tells
 
     def why(self) -> str:
         """Why the process is gone."""
@@ -163,10 +164,9 @@ class _Worker:
         self.listener.join()
         for stream in (self.process.stdin, self.process.stdout, self.errors):
             if stream is not None:
-                try:
+                # A task that the process did not take any more is of no use.
+                with contextlib.suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass  # an unsent task of a process that is gone
 
 
 class _Processes:

@@ -1,11 +1,11 @@
-"""The recipe of the organism: ``python -m hc_lens.organism.train --out DIR --seed 1``.
+"""The recipe of the organism: ``python -m hc_lens.organism.train --out DIR``.
 
 1. Make a small BERT classifier from the seed.
 2. Pretrain it on word matching (`hc_lens.organism.pretrain`).
 3. Fine-tune it on the grammar's in-domain pairs (`hc_lens.finetune`), with an evaluation of every
    OOD case at each checkpoint.
 4. Write the chosen checkpoints in half precision: ``DIR/weights``, which the package ships for
-   seed 1.
+   seed 0.
 
 A run that was stopped goes on when the same command is given again.
 """
@@ -30,7 +30,7 @@ from hc_lens.organism.pretrain import PretrainConfig, pretrain
 from hc_lens.organism.vocabulary import WORDS
 
 SHAPE = {
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -59,7 +59,7 @@ def recipe(seed: int) -> FinetuneConfig:
     )
 
 
-def train(folder: str | Path, seed: int = 1) -> FinetuneResult:
+def train(folder: str | Path, seed: int = 0) -> FinetuneResult:
     """Train an organism from a seed; its shipped form is ``folder/weights``."""
     folder = Path(folder)
     start = _pretrained(folder / "pretrained", seed)
@@ -132,7 +132,7 @@ def table(history: pd.DataFrame) -> pd.DataFrame:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
-    seed: Annotated[int, typer.Option(help="Decides weights and order of rows.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides weights and order of rows.")] = 0,
 ) -> None:
     """Train an organism and print the accuracy of every case at its shipped steps."""
     torch.set_num_threads(1)

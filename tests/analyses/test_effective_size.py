@@ -166,10 +166,10 @@ def test_a_checkpoint_without_a_complete_run_has_no_size():
         assert sizes.loc[("b", "id"), "effective_size"] == pytest.approx(80)
 
 
-def test_better_than_the_model_passes_unless_both_sides_count():
+def test_better_than_the_model_by_more_than_the_margin_fails_unless_one_side_counts():
     table = runs({(0.2, 1): (0.9, 0.8), (0.4, 1): (0.9, 0.95)})
-    assert found(table)["ood"]["sparsity"] == 0.4
-    assert found(table, two_sided=True)["ood"]["sparsity"] == 0.2
+    assert found(table)["ood"]["sparsity"] == 0.2
+    assert found(table, one_sided=True)["ood"]["sparsity"] == 0.4
 
 
 def test_cases_choose_what_ood_means():

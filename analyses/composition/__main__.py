@@ -1,0 +1,5 @@
+"""``python -m analyses.composition``."""
+
+from analyses.composition.cli import main
+
+main()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+import hc_lens as hc
+from hc_lens.spec import DataSpec
+
+
+def test_the_table_is_that_of_the_library(call, read, model, rows, pruned, tmp_path):
+    line = ("evaluate", *read, "--split", "validation", "--subnetwork", pruned)
+    done = call(*line, "--format", "parquet", "--out", "e", "--json")
+    assert done.exit_code == 0, done.output
+    hooked = hc.load(model)
+    batches = DataSpec("mnli", str(rows), split="validation").batches(hooked)
+    means = hc.Means.load(pruned / "means.safetensors")
+    sub = hc.Subnetwork.load(pruned)
+    own = hc.evaluate(hooked, {"mnli/validation": batches}, means=means, subnetwork={"pruned": sub})
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "e" / "table.parquet"), own)
+    pd.testing.assert_frame_equal(pd.DataFrame(json.loads(done.stdout)["table"]), own)
+
+
+def test_rows_of_ones_own_and_a_second_task_are_scored_by_case(call, model, rows, tmp_path):
+    own = ("--columns", "premise,hypothesis", "--labels", "entailment,neutral,contradiction")
+    files = ("--path", rows / "train.jsonl", "--ood-path", rows / "validation.jsonl")
+    done = call(
+        "evaluate", "--model", model, "--task", "mine", "--ood", "other", *files, *own,
+        "--case", "kind", "--out", "e",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(tmp_path / "e" / "table.csv")
+    assert sorted(zip(table["dataset"].str.split("/").str[0], table["case"], strict=True)) == [
+        *(("mine", "a"), ("mine", "b"), ("other", "a"), ("other", "b")),
+    ]
+    assert table["n"].tolist() == [2, 2, 2, 2]
+    assert "accuracy" in done.stdout
+
+
+def test_subnetworks_of_one_name_are_told_apart_by_their_folder(call, read, pruned, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "pruned").symlink_to(pruned)
+    both = ("--subnetwork", "pruned", "--subnetwork", "more/pruned")
+    done = call("evaluate", *read, *both, "--json")
+    table = pd.DataFrame(json.loads(done.stdout)["table"])
+    assert list(table["subnetwork"]) == ["full", "pruned", "more/pruned"]
+
+
+def test_other_means_than_those_a_subnetwork_was_found_with_are_noted(call, read, pruned):
+    assert call("means", *read, "--limit", 2, "--out", "m").exit_code == 0
+    done = call("evaluate", *read, "--subnetwork", pruned, "--means", "m")
+    assert "note: pruned was found with other means than those used here" in done.stderr
+
+
+def test_a_changed_subnetwork_under_the_same_name_is_refused(call, read, pruned):
+    line = ("evaluate", *read, "--subnetwork", "pruned", "--out", "e")
+    assert call(*line).exit_code == 0
+    config = ("--config", "pruned/command.toml", "--seed", 5, "--method", "random", "--force")
+    assert call("prune", *config).exit_code == 0
+    done = call(*line)
+    assert done.exit_code == 1
+    assert "pruned has changed since" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--subnetwork", "nowhere"), "expected subnetwork.json and subnetwork.safetensors in"),
+        (("--ood", "mnli"), "expected path= or"),
+        (("--ood-path", "x"), "expected --ood with --ood-path, got x alone; name its task"),
+        (("--format", "xls"), "expected a format among ['csv', 'parquet'], got 'xls'"),
+        (("--means", "nowhere", "--subnetwork", "pruned"), "expected a readable safetensors file"),
+    ],
+)
+def test_bad_input_is_one_line(call, read, rows, pruned, more, told):
+    if more == ("--ood", "mnli"):
+        more = ("--ood", "mnli", "--ood-path", rows)
+        told = "expected two sets of rows with different names, got mnli/train twice"
+    done = call("evaluate", *read, *more)
+    assert done.exit_code == 1
+    assert told in done.stderr.splitlines()[-1]
+
+
+def test_a_subnetwork_of_another_model_is_refused(call, read, pruned, other_model):
+    done = call(
+        "evaluate", *read, "--model", other_model, "--subnetwork", pruned, "--means", "zero"
+    )
+    assert done.exit_code == 1
+    assert "expected the model of this subnetwork" in done.stderr.splitlines()[-1]

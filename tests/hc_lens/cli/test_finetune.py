@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hc_lens.cli.finetune import finetune_config
+from hc_lens.cli.settings import read_toml
+
+
+def test_checkpoints_are_written_and_the_last_accuracies_printed(call, model, rows, tmp_path):
+    line = ("finetune", model, "--path", rows, "--steps", 2, "--batch-size", 2, "--out", "run")
+    done = call(*line, "--checkpoint-every", 1)
+    assert done.exit_code == 0, done.output
+    assert "accuracy" in done.stdout
+    assert "checkpoints  0 1 2" in done.stdout
+    assert (tmp_path / "run" / "step-00002" / "model.safetensors").is_file()
+    assert read_toml(tmp_path / "run" / "command.toml")["batch_size"] == 2
+    again = call("finetune", "--config", "run/command.toml", "--json")
+    assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert document["checkpoints"] == [0, 1, 2]
+    assert [row["dataset"] for row in document["table"]] == ["id"]
+
+
+def test_a_folder_of_another_run_is_refused(call, model, rows):
+    line = ("finetune", model, "--path", rows, "--steps", 1, "--batch-size", 2, "--out", "run")
+    assert call(*line).exit_code == 0
+    done = call(*line, "--learning-rate", 0.1)
+    assert done.exit_code == 1
+    assert "expected to go on with the run in run" in done.stderr
+    assert "learning_rate" not in read_toml(Path("run/command.toml"))
+
+
+def test_the_papers_settings_can_be_changed_one_by_one():
+    config = finetune_config({"paper": True, "task": "qqp", "seed": 3})
+    assert (config.steps, config.batch_size, config.seed) == (40_000, 128, 3)

@@ -1,0 +1,130 @@
+"""``hc-lens means`` and ``hc-lens prune``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import hc_lens as hc
+from hc_lens.cli.prune import prune_config, read_settings
+from hc_lens.errors import HcLensError
+from hc_lens.spec import DataSpec
+
+
+def test_means_are_those_of_the_library(call, read, model, rows, tmp_path):
+    done = call("means", *read, "--by", "position", "--out", "m", "--json")
+    document = json.loads(done.stdout)
+    hooked = hc.load(model)
+    own = hc.collect_means(hooked, DataSpec("mnli", str(rows)).batches(hooked), by="position")
+    assert document["fingerprint"] == own.fingerprint
+    assert document["tokens"] == own.n_tokens
+    assert hc.Means.load(tmp_path / "m" / "means.safetensors").fingerprint == own.fingerprint
+
+
+def test_a_subnetwork_is_the_one_that_the_library_finds(pruned, model, rows):
+    hooked = hc.load(model)
+    batches = DataSpec("mnli", str(rows)).batches(hooked)
+    means = hc.collect_means(hooked, batches)
+    own = hc.prune(hooked, batches, means, hc.PruneConfig(0.5, 0, steps=3), progress=False)
+    found = hc.Subnetwork.load(pruned)
+    assert found.kept == own.kept
+    assert found.means == means.fingerprint
+
+
+def test_the_json_document_is_all_of_stdout_and_is_kept(call, read, tmp_path):
+    line = ("prune", *read, "--sparsity", 0.5, "--seed", 3, "--method", "random", "--out", "x")
+    done = call(*line, "--json")
+    document = json.loads(done.stdout)
+    assert len(document["kept"]) == 5
+    assert sorted(document["kept"] + document["removed"]) == sorted(
+        hc.UnitSpace((4, 4), (0, 1)).labels
+    )
+    assert document == json.loads((tmp_path / "x" / "result.json").read_text())
+
+
+def test_units_are_kept_and_means_taken_from_elsewhere(call, read, pruned, tmp_path):
+    more = ("--keep", "L0.H1,L1.H3", "--heads-only", "--means", pruned, "--set", "lr=0.05")
+    done = call("prune", *read, "--sparsity", 0.5, "--steps", 2, "--out", "x", *more)
+    assert done.exit_code == 0, done.output
+    found = hc.Subnetwork.load(tmp_path / "x")
+    assert {"L0.H1", "L1.H3", "L0.MLP", "L1.MLP"} <= set(found.kept)
+    assert found.config["lr"] == 0.05
+    assert not (tmp_path / "x" / "means.safetensors").exists()
+
+
+def test_zero_replaces_removed_units(call, read, tmp_path):
+    done = call("prune", *read, "--sparsity", 0.5, "--steps", 2, "--means", "zero", "--out", "x")
+    assert done.exit_code == 0, done.output
+    assert hc.Subnetwork.load(tmp_path / "x").means == "Zero"
+
+
+def test_means_of_another_model_are_refused(call, read, other_model, pruned):
+    line = ("prune", *read, "--sparsity", 0.5, "--out", "x", "--means", pruned)
+    done = call(*line, "--model", other_model)
+    assert done.exit_code == 1
+    assert "expected means of this model" in done.stderr
+
+
+def test_the_reference_settings_are_a_start():
+    config = prune_config(0.5, 1, {"preset": "reference", "steps": 7, "keep": ["L0.H0"]})
+    assert (config.steps, config.keep) == (7, ("L0.H0",))
+    assert config.init_mean == hc.PruneConfig.reference(0.5, 1).init_mean
+
+
+def test_settings_are_read_by_their_kind():
+    given = ["lr=0.05", "per-row=false", "stretch=-0.2,1.2", "patience=5", "clip = 1", "loss=kl"]
+    assert read_settings(given) == {
+        "lr": 0.05,
+        "per_row": False,
+        "stretch": (-0.2, 1.2),
+        "patience": 5,
+        "clip": 1.0,
+        "loss": "kl",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lrr=1", "only known settings in --set, got 'lrr'; did you mean 'lr'"),
+        ("seed=1", "got 'seed'"),
+        ("lr", "expected --set NAME=VALUE, got 'lr'"),
+        ("lr=fast", "expected lr as float, such as 0.1, got 'fast'"),
+        ("per_row=maybe", "expected per_row as bool, such as True, got 'maybe'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_an_error(text, told):
+    with pytest.raises(HcLensError) as caught:
+        read_settings([text])
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--task", "mnlii"), "expected one of the named tasks mnli"),
+        (("--steps", 0), "expected steps of at least 1, got 0"),
+        (("--sparsity", 1.5), "expected"),
+        (("--keep", "L9.H9"), "expected a unit of a model with 2 layers"),
+    ],
+)
+def test_bad_input_is_one_line(call, read, more, told):
+    done = call("prune", *read, "--sparsity", 0.5, "--out", "x", *more)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("hc-lens: expected")
+    assert told in done.stderr.splitlines()[-1]
+
+
+def test_the_last_good_subnetwork_is_kept_when_the_loss_is_lost(call, read, pruned, monkeypatch):
+    error = HcLensError("expected a finite loss")
+    error.finished = hc.Subnetwork.load(pruned)
+
+    def lost(*_, **__):
+        raise error
+
+    monkeypatch.setattr(sys.modules["hc_lens.prune"], "prune", lost)
+    done = call("prune", *read, "--sparsity", 0.5, "--out", "x")
+    assert done.exit_code == 1
+    assert hc.Subnetwork.load("x/last-good").kept == error.finished.kept

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import importlib
+import json
+
+import pandas as pd
+import pytest
+
+from hc_lens.cli.sweep import by_seed, checkpoints, seeds_of, sweep_config
+from hc_lens.errors import HcLensError
+from hc_lens.spec import DataSpec
+
+
+@pytest.fixture
+def sweep(call, model, rows):
+    def run(*more):
+        line = ("sweep", "--model", f"one={model}", "--task", "mnli", "--path", rows)
+        line = (*line, "--sparsity", 0.5, "--seeds", "0,1", "--method", "random", "--workers", 1)
+        return call(*line, "--out", "s", *more)
+
+    return run
+
+
+def test_a_sweep_of_options_runs_and_goes_on(sweep, call, tmp_path):
+    done = sweep("--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["runs"], document["failed"]) == (2, 0)
+    table = pd.read_csv(tmp_path / "s" / "table.csv")
+    assert set(table["dataset"]) == {"id"}
+    again = call("sweep", "--config", "s/command.toml")
+    assert again.exit_code == 0, again.output
+    assert "one    0.5000      id      2" in again.stdout
+
+
+def test_a_sweep_comes_from_a_file(tmp_path):
+    data = '{ task = "mnli", limit = 3 }'
+    (tmp_path / "sweep.toml").write_text(
+        f'sparsities = [0.5]\nseeds = [0]\ntrain = {data}\nprune = {{ method = "random" }}\n'
+        f'checkpoints = {{ one = "organism" }}\nevaluation = {{ id = {data} }}\n'
+    )
+    config = sweep_config({"file": tmp_path / "sweep.toml"})
+    assert (config.n_runs, config.train) == (1, DataSpec("mnli", limit=3))
+
+
+def test_a_sweep_of_options_has_the_settings_of_pruning():
+    given = {"model": ["m"], "task": "organism", "sparsity": ["0.5", "0.7"], "seeds": ["0-2"]}
+    more = {"reference": True, "settings": ["lr=0.05"], "evaluation_limit": 7, "held_out": None}
+    config = sweep_config({**given, **more, "ood": "organism-ood", "rows_seed": 4, "limit": 9})
+    assert config.prune == {"preset": "reference", "lr": 0.05}
+    assert (config.sparsities, config.seeds) == ((0.5, 0.7), (0, 1, 2))
+    assert config.train == DataSpec("organism", limit=9, seed=4)
+    assert config.evaluation == {
+        "id": DataSpec("organism", split="validation", limit=7, seed=4),
+        "ood": DataSpec("organism-ood", limit=7, seed=4),
+    }
+
+
+def test_a_failed_run_is_exit_code_1_after_the_table(sweep, monkeypatch):
+    module = importlib.import_module("hc_lens.sweep")
+    failed = pd.DataFrame([{"checkpoint": "one", "sparsity": 0.5, "seed": 1, "why": "no luck"}])
+    columns = ["checkpoint", "sparsity", "seed", "dataset", "n", "accuracy", "kl", "agreement"]
+    table = pd.DataFrame([["one", 0.5, 0, "id", 4, 1.0, 0.0, 1.0]], columns=columns)
+    runs = module.Runs(table, table, {}, failed, ("one",))
+    monkeypatch.setattr(module, "sweep", lambda *_, **__: runs)
+    done = sweep()
+    assert done.exit_code == 1
+    assert "failed       1" in done.stdout
+    told = "expected every run to finish, 1 failed, the first (one, sparsity 0.5, seed 1) with: no"
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"file": "x.toml", "task": "mnli"}, "from x.toml or from options, got both (task)"),
+        ({"task": "mnli", "model": ["m"]}, "missing --sparsity, --seeds"),
+    ],
+)
+def test_a_file_or_all_options_are_needed(values, told):
+    with pytest.raises(HcLensError) as caught:
+        sweep_config(values)
+    assert told in str(caught.value)
+
+
+def test_checkpoints_have_names_where_they_are_given(tmp_path):
+    (tmp_path / "a=b").mkdir()
+    odd = str(tmp_path / "a=b")
+    assert checkpoints(["organism:400", "last=organism", odd]) == {
+        "organism:400": "organism:400",
+        "last": "organism",
+        odd: odd,
+    }
+
+
+def test_seeds_are_numbers_and_ranges():
+    assert seeds_of(["3", "0-2"]) == (3, 0, 1, 2)
+    with pytest.raises(HcLensError, match="expected a seed or a range such as 0-11 as a number"):
+        seeds_of(["x"])
+
+
+def test_the_shown_table_is_over_seeds():
+    about = {"checkpoint": "c", "sparsity": 0.5, "dataset": "d", "kl": 0.0, "agreement": 1.0}
+    table = pd.DataFrame(
+        [
+            {**about, "seed": 0, "case": "a", "n": 1, "accuracy": 1.0},
+            {**about, "seed": 0, "case": "b", "n": 3, "accuracy": 0.0},
+            {**about, "seed": 1, "case": "a", "n": 1, "accuracy": 1.0},
+            {**about, "seed": 1, "case": "b", "n": 3, "accuracy": 1.0},
+        ]
+    )
+    line = by_seed(table).iloc[0]
+    assert (line["seeds"], line["accuracy"]) == (2, 0.625)
+    assert (line["lowest"], line["highest"]) == (0.25, 1.0)
