@@ -150,6 +150,11 @@ class CaseBatches:
                 f"expected a case among {sorted(counts)}, got {unknown[0]!r}; choose one"
             )
         self.n_rows = sum(counts[case] for case in self._cases)
+        rows = [batch.rows for batch in self]
+        self._n_batches, self.rows = len(rows), torch.cat(rows).sort().values
+
+    def __len__(self) -> int:
+        return self._n_batches
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:

@@ -69,7 +69,8 @@ def run(
     this.screen.note(f"{rows.name}: {rows.n_rows} rows")
     if not this.begin():
         return
-    table = scores(hooked, rows, n_bootstrap=replicates, seed=seed, progress=this.progress)
+    with this.reading():
+        table = scores(hooked, rows, n_bootstrap=replicates, seed=seed, progress=this.progress)
     if this.out is not None:
         marked = mark or []
         figure(table, mark=marked).savefig(this.out / FIGURES[0], dpi=150)

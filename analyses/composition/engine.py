@@ -127,7 +127,8 @@ class PathEngine:
     ) -> Resid:
         """The streams behind the layer, one per receiver, stacked along the batch."""
         layer, run = self.trunk.layers[index], clean.runs[index]
-        base, mlp_out = run.x + run.attention, run.mlp_out
+        base = run.x + run.attention
+        mlp_out = run.mlp_out if layer.parallel else None
         if narrow:
             base = at_reads(base, clean.stream)
             mlp_out = None if mlp_out is None else at_reads(mlp_out, clean.stream)
@@ -141,10 +142,13 @@ class PathEngine:
                 by_head = at_reads(by_head, clean.stream)
             changes.append(torch.addmm(base.flatten(0, 1), by_head.flatten(0, 1), layer.W_O[head]))
         stacked = torch.cat(changes).view(len(chunk) * len(base), *base.shape[1:])
-        return layer.finish(stacked, base if mlp_out is None else _stacked(mlp_out, len(chunk)))
+        mlp_out = None if mlp_out is None else mlp_out.repeat(len(chunk), 1, 1)
+        return layer.finish(stacked, mlp_out)
 
-    def _after_mlp(self, clean: Pass, index: int, change: Resid | None, narrow: bool) -> Resid:
-        """The stream behind the layer whose MLP reads its patched input."""
+    def _after_mlp(
+        self, clean: Pass, index: int, change: Resid | None, narrow: bool
+    ) -> Float[Tensor, "rows kept d_model"]:
+        """The stream behind the layer whose MLP reads its patched input, where it is `kept`."""
         layer, run = self.trunk.layers[index], clean.runs[index]
         assert run.mlp_in is not None
         assert run.mlp_out is not None
@@ -200,7 +204,3 @@ def _moved_heads(
         q, k, v = (patched[i] if i in inputs else getattr(run, i) for i in ("q", "k", "v"))
         found[inputs] = layer.attend(q, k, v, clean.stream) - run.z
     return found
-
-
-def _stacked(x: Tensor, copies: int) -> Tensor:
-    return x.repeat(copies, 1, 1)

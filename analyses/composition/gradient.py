@@ -34,6 +34,7 @@ from analyses.composition.layers import (
     TANGENT,
     Heads,
     Layer,
+    Read,
     Resid,
     check_supported,
 )
@@ -190,7 +191,7 @@ class LeafPass(Pass):
         value = self.stream.source.value(mlp_name(index), was).expand_as(was)
         return torch.lerp(was, value, self._share)
 
-    def classifier(self, read: Resid) -> Resid:
+    def classifier(self, read: Read) -> Read:
         """The classifier's own input."""
         return read + self._leaf((None, "classifier"), read)
 

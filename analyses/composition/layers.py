@@ -42,6 +42,7 @@ SUPPORTED = (
 """The block structures that path patching knows."""
 
 Resid = Float[Tensor, "rows pos d_model"]
+Read = Float[Tensor, "rows 1 d_model"]
 Heads = Float[Tensor, "rows pos heads d_head"]
 
 
@@ -187,15 +188,15 @@ class Layer:
         """The residual stream behind the layer, before a post-norm encoder's last norm."""
         return mlp_in + mlp_out if self.post_norm else x + attention + mlp_out
 
-    def finish(self, moved: Resid, base: Resid) -> Resid:
+    def finish(self, moved: Resid, parallel_mlp_out: Resid | None) -> Resid:
         """The stream behind the layer, when `moved` is its stream behind attention.
 
-        In a parallel layer the MLP does not read `moved`; `base` is then what the MLP writes.
+        In a parallel layer the MLP does not read `moved`, so what it writes is given.
         """
         if not self.has_mlp:
             return moved
-        if self.parallel:
-            return moved + base
+        if parallel_mlp_out is not None:
+            return moved + parallel_mlp_out
         mlp_in = self.mlp_norm(moved)
         if self.post_norm:
             return self.norm2(mlp_in + self.mlp(mlp_in))

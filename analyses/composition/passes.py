@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.layers import Heads, Layer, Norm, Resid, check_supported
+from analyses.composition.layers import Heads, Layer, Norm, Read, Resid, check_supported
 from analyses.composition.receivers import INPUTS, Receiver, Sender
 from hc_lens.hooks import mlp_name, z_name
 from hc_lens.models import EncoderClassifier
@@ -49,7 +50,7 @@ class Trunk:
         self.parallel = self.layers[0].parallel
         self.final = None if self.encoder else Norm(getattr(model, "ln_final", torch.nn.Identity()))
 
-    def head(self, read: Resid) -> Tensor:
+    def head(self, read: Read) -> Float[Tensor, "rows labels"]:
         """The classifier's logits from its input, one position a row."""
         if self.encoder:
             return self.model.unembed(self.model.pooler(read))
@@ -95,7 +96,7 @@ class Pass:
         self._x = begun[-1].x if begun else stream.resid
         self.final: Resid | None = None
 
-    def run(self) -> Tensor:
+    def run(self) -> Float[Tensor, "rows labels"]:
         """The logits; the layers' activations stay in `runs`, the last stream in `final`."""
         x = self._x
         for index in range(len(self.runs), len(self.trunk.layers)):
@@ -145,7 +146,7 @@ class Pass:
     def wrote(self, index: int, layer: Layer) -> None:
         """Called when a layer has written."""
 
-    def classifier(self, read: Resid) -> Resid:
+    def classifier(self, read: Read) -> Read:
         """What the classifier is given."""
         return read
 
@@ -207,7 +208,7 @@ class Direct:
             inside = layer.norm2.carry(run.out, inside, clean, self.how)
         self.change = inside
 
-    def to_classifier(self, final: Resid) -> Resid | None:
+    def to_classifier(self, final: Resid) -> Read | None:
         """The change of what the classifier reads, one position a row."""
         if self.change is None:
             return None
@@ -243,7 +244,7 @@ class Contributions:
     """By layer, of what the heads read."""
     to_mlp: tuple[Resid | None, ...]
     """By layer, of what the MLP reads."""
-    to_classifier: Resid | None
+    to_classifier: Read | None
     """Of what the classifier reads, one position a row."""
 
 
@@ -331,7 +332,7 @@ class JointPass(Pass):
             self.direct.to_mlp(index, layer, self.runs[index])
         self.direct.close(index, layer, self.runs[index])
 
-    def classifier(self, read: Resid) -> Resid:
+    def classifier(self, read: Read) -> Read:
         """A patched classifier reads the moved stream."""
         assert self.final is not None
         change = self.direct.to_classifier(self.final)

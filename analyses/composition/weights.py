@@ -33,7 +33,7 @@ from hc_lens.errors import HcLensError
 from hc_lens.sources import Zero
 from hc_lens.units import Unit
 
-Matrix = Float[Tensor, "rows columns"]
+Matrix = Float[Tensor, "_ _"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,13 @@ def weight_scores(
         raise HcLensError(
             f"expected single heads as senders, got {'+'.join(map(str, other[0]))}; an MLP has no "
             "one matrix: use edge_effects or edge_attribution for it"
+        )
+    between = [model.blocks[layer].mlp for layer in trunk.space.mlps] if mlps else []
+    gated = [mlp for mlp in between if hasattr(mlp, "W_gate")]
+    if gated:
+        raise HcLensError(
+            f"expected MLPs without gates for paths through them, got a {type(gated[0]).__name__}; "
+            "leave mlps=False"
         )
     scales = _Scales(trunk, batches, limit, progress, mlps)
     overlaps = _Overlaps(model.cfg.d_model, draws, seed)
@@ -323,11 +330,6 @@ def _squares(one: Matrix, other: Matrix) -> Float[Tensor, "rank"]:
 
 def _activation_gradient(mlp: Any, mlp_in: Any) -> Float[Tensor, "batch pos d_mlp"]:
     """The derivative of an MLP's activation at every hidden unit."""
-    if not hasattr(mlp, "b_in") or hasattr(mlp, "W_gate"):
-        raise HcLensError(
-            f"expected MLPs without gates for paths through them, got a {type(mlp).__name__}; "
-            "leave mlps=False"
-        )
     with torch.enable_grad():
         hidden = (mlp_in @ mlp.W_in.detach() + mlp.b_in.detach()).requires_grad_()
         (gradient,) = torch.autograd.grad(mlp.act_fn(hidden).sum(), hidden)

@@ -123,6 +123,27 @@ def of_attention(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
     }
 
 
+def of_trace(strongest: pd.DataFrame, explained: pd.DataFrame, dependents: pd.DataFrame) -> Facts:
+    """The strongest edge from the core, what the strongest explain together, who depends on it."""
+    first = strongest.iloc[0]
+    top = explained[(explained["patched"] == "top") & (explained["dataset"] == "ood")]
+    outside: Any = dependents[dependents["dataset"] == "ood"]
+    facts: Facts = {
+        "edge_sender": str(first["sender"]),
+        "edge_receiver": str(first["receiver"]),
+        "edge_kind": str(first["kind"]),
+        "edge_kl": float(first["kl"]),
+        "edges_of_each": int(top["n_edges"].max()),
+        "edges_explained": float((top["kl"] * top["n"]).sum() / (top["total_kl"] * top["n"]).sum()),
+    }
+    if len(outside):
+        by_head = outside.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
+        head = by_head["kl"].idxmax()
+        change = float(by_head.loc[head, "accuracy_change"])
+        facts |= {"dependent_head": str(head), "dependent_change": change}
+    return facts
+
+
 def of_sizes(table: pd.DataFrame) -> Facts:
     """The effective size at the first and the last checkpoint of the series."""
     facts: Facts = {}

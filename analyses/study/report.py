@@ -70,7 +70,8 @@ class Results:
         excess, scan = self.table("ablation", "excess"), self.table("ablation", "scan")
         found |= numbers.of_ablation(excess, scan, heads)
         found |= numbers.of_attention(self.table("attention", "attention"), heads)
-        found |= numbers.of_trace(self.trace())
+        names = ("strongest", "explained", "dependents")
+        found |= numbers.of_trace(*(self.table("composition", name) for name in names))
         if self.has_series:
             found |= numbers.of_sizes(self.table("effective_size", "effective_size"))
         return found
@@ -218,13 +219,19 @@ def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
 
 
 def _composition(results: Results, facts: Mapping[str, Any]) -> Section:
-    trace = results.trace()
-    items = [
-        Drawing.of(composition.figure(trace), "Who reads the core: the strongest edges"),
-        _table(trace.edges, "composition/edges.csv", "Edges from the core"),
-        _table(trace.explained, "composition/explained.csv", "What the edges explain together"),
-        _table(trace.dependents, "composition/dependents.csv", "Heads that depend on the core"),
-    ]
+    tables = {
+        "strongest": "The strongest edges, mean over the adversarial cases",
+        "explained": "Edges patched together, against removing the head",
+        "dependents": "Heads cut off from the core",
+        "agreement": "Rank agreement of the gradient's edges with the exact ones",
+    }
+    changes = ("accuracy_change", "total_accuracy_change", "ablated_accuracy_change")
+    styles = dict.fromkeys(changes, "points") | {"share": "percent", "spearman": "two"}
+    drawing = composition.figure(results.trace())
+    items: list[Any] = [Drawing.of(drawing, "Who reads the core: the strongest edges")]
+    for name, title in tables.items():
+        table = results.table("composition", name)
+        items.append(_table(table, f"composition/{name}.csv", title, styles))
     return Section("composition", "Who reads the core", [sentences.of_trace(dict(facts))], items)
 
 

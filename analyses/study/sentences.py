@@ -20,6 +20,8 @@ COLLAPSE = 0.10
 """The sparser subnetworks fall back on the heuristic if adversarial accuracy is lower by this."""
 CHANCE = 0.01
 """A core is larger than chance if its tail probability is below this."""
+CARRIED = 0.5
+"""A few edges carry the effect if they make up more than this share of it."""
 FLAT = 10.0
 """An effective size that moves by at most so many percent of the units is flat."""
 
@@ -209,6 +211,27 @@ def of_attention(facts: dict[str, Any]) -> Sentence:
     return write(facts, text, some)
 
 
+def of_trace(facts: dict[str, Any]) -> Sentence:
+    """Whether a few edges carry what the core does."""
+    carried = facts["edges_explained"] > CARRIED
+    text = (
+        "On adversarial rows the strongest edge from these heads leads from {edge_sender} to "
+        "{READER}; the {edges_of_each} strongest edges of each head together make up "
+        "{edges_explained} of what removing it changes (KL)"
+    )
+    kinds = {"mlp": "{edge_receiver}", "classifier": "the classifier"}
+    text = text.replace(
+        "{READER}", kinds.get(facts["edge_kind"], "the {edge_kind} of {edge_receiver}")
+    )
+    text += ": a few wires carry most of it." if carried else ": it is spread over many wires."
+    if "dependent_head" in facts:
+        text += (
+            " The head that depends on them most is {dependent_head}: cutting it off from them "
+            "alone changes adversarial accuracy by {dependent_change} points on average."
+        )
+    return write(facts, text, carried)
+
+
 def of_sizes(facts: dict[str, Any]) -> Sentence:
     """Whether generalising took more of the network while the in-domain part stayed."""
     moved = facts["size_last_id"] - facts["size_first_id"]
@@ -222,5 +245,5 @@ def of_sizes(facts: dict[str, Any]) -> Sentence:
     outside = "outside it rises" if grown > FLAT else "outside it does not rise"
     text = f"{start}: {inside}, {outside}."
     if facts["size_first_ood_floor"]:
-        text += " (The first model is at chance outside, where any subnetwork is faithful.)"
+        text += " (The first model is at its floor outside, where any subnetwork is faithful.)"
     return write(facts, text, abs(moved) <= FLAT and grown > FLAT)

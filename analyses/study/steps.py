@@ -36,6 +36,8 @@ from hc_lens.sweepconfig import SweepConfig
 
 MOST_HEADS = 6
 """Heads among which subsets are scanned and whose patterns are shown."""
+SHOWN_EDGES = 40
+"""Edges in the table of the strongest."""
 FEW_HEADS = 3
 """Heads that stand in for a core of fewer than two."""
 
@@ -184,14 +186,18 @@ class Steps:
         """Who reads the core."""
 
         def run(place: Path) -> None:
-            composition.trace(
+            found = composition.trace(
                 self.model,
                 self.adversarial,
                 self._means,
                 core=self.heads,
                 limit=self.config.trace_rows,
                 progress=self.progress,
-            ).save(place)
+            )
+            found.save(place)
+            write_table(place, "strongest", found.strongest(SHOWN_EDGES, "ood"))
+            for name in ("explained", "dependents", "agreement"):
+                write_table(place, name, getattr(found, name))
 
         settings = {"rows": self.config.trace_rows}
         return self._step("composition", settings, ("core", "means"), run)
@@ -210,13 +216,18 @@ class Steps:
                 full,
                 margin=self.config.margin,
                 cases=self.cases,
-                n_labels={name: len(batches.labels) for name, batches in self.data.items()},
+                chance=self._floors(),
             )
             write_table(place, "effective_size", sizes)
             chosen = table[(table["dataset"] != "ood") | table["case"].isin(self.cases)]
             write_table(place, "by_sparsity", subnetworks.by_sparsity(chosen, full))
 
         return self._step("effective_size", {"margin": self.config.margin}, ("grid",), run)
+
+    def _floors(self) -> dict[str, float]:
+        """The accuracy of a model that knows nothing; on adversarial cases the heuristic's, none."""
+        floors = {name: 1 / len(batches.labels) for name, batches in self.data.items()}
+        return floors | ({"ood": 0.0} if self.config.adversarial else {})
 
     def _step(
         self, name: str, settings: dict[str, Any], needs: tuple[str, ...], run: Callable

@@ -61,7 +61,7 @@ def configs(early: int, quick: bool) -> tuple[SweepConfig, SweepConfig]:
         checkpoints=pair,
         sparsities=PAIR,
         seeds=tuple(range(42, 45 if quick else 54)),
-        prune={"steps": 10 if quick else 300},
+        prune={"steps": 10 if quick else 250, "accumulate": 2},
         **data,
     )
     grid = SweepConfig(
@@ -118,7 +118,7 @@ def report_sizes(runs: Runs, cases: list[str] | None, what: str) -> pd.DataFrame
     sided = effective_size(runs.table, runs.full, one_sided=True, **settings)
     strict = effective_size(runs.table, runs.full, monotone=True, **settings)
     wide = {
-        "paper": sizes,
+        "default": sizes,
         "seeds last": last,
         "one-sided": sided,
         "monotone": strict,
@@ -128,38 +128,51 @@ def report_sizes(runs: Runs, cases: list[str] | None, what: str) -> pd.DataFrame
         for name, table in wide.items()
     }
     print("\nthe same by other rules")
-    print(pd.DataFrame(columns).round(1).unstack("checkpoint").stack(0).to_string())
+    rules = pd.DataFrame(columns).rename_axis(columns="rule").stack().unstack("checkpoint")
+    rows = pd.MultiIndex.from_product([("id", "ood", "mix"), list(wide)])
+    print(rules.reindex(index=rows, columns=list(runs.checkpoints)).round(1).to_string())
     for target in ("id", "ood", "mix"):
         print(trend(sizes.loc[sizes["target"] == target], target))
+    inside, outside = (sizes.loc[sizes["target"] == target] for target in ("id", "ood"))
+    flat = "flat" if shape(trained(inside)) == "flat" else "not flat"
+    rises = "rising" if shape(trained(outside)) == "rising" else "not rising"
+    print(f"over the trained checkpoints ID is {flat}, OOD is {rises}")
     return sizes
 
 
+def trained(sizes: pd.DataFrame) -> pd.DataFrame:
+    """Without step 0, whose classifier is untrained."""
+    return sizes.loc[sizes["checkpoint"] != "0"]
+
+
 def trend(sizes: pd.DataFrame, target: str) -> str:
-    """Whether a curve is flat or rises, at the trained checkpoints that are above chance."""
+    """What a curve does, at the trained checkpoints and at those of them above chance."""
     name = {"id": "ID", "ood": "OOD", "mix": "mix"}[target]
-    trained = sizes.loc[sizes["checkpoint"] != "0"]
-    above = trained.loc[~trained["floor"].astype(bool)]
-    everywhere = f"{name} at all trained checkpoints: {_shape(trained)}"
-    if len(above) == len(trained):
+    known = trained(sizes)
+    above = known.loc[~known["floor"].astype(bool)]
+    everywhere = f"{name} at all trained checkpoints: {_curve(known)}"
+    if len(above) == len(known):
         return everywhere
     if len(above) < 2:
         return f"{everywhere}; the full model is above chance at {len(above)} of them"
     return (
-        f"{everywhere}; at those above chance ({', '.join(above['checkpoint'])}): {_shape(above)}"
+        f"{everywhere}; at those above chance ({', '.join(above['checkpoint'])}): {_curve(above)}"
     )
 
 
-def _shape(sizes: pd.DataFrame) -> str:
+def shape(sizes: pd.DataFrame) -> str:
+    """Flat if all sizes are within one step of the grid; else what the last is to the first."""
     values = sizes["effective_size"].tolist()
-    flat = max(values) - min(values) <= STEP + 1e-6
     change = values[-1] - values[0]
-    if flat:
-        word = "flat"
-    elif abs(change) <= STEP + 1e-6:
-        word = "not flat, no rise or fall from first to last"
-    else:
-        word = "rising" if change > 0 else "falling"
-    return f"{word}, {' '.join(f'{value:.0f}' for value in values)}"
+    if max(values) - min(values) <= STEP + 1e-6:
+        return "flat"
+    if abs(change) <= STEP + 1e-6:
+        return "not flat, first and last alike"
+    return "rising" if change > 0 else "falling"
+
+
+def _curve(sizes: pd.DataFrame) -> str:
+    return f"{shape(sizes)}, {' '.join(f'{value:.0f}' for value in sizes['effective_size'])}"
 
 
 def report_curves(runs: Runs) -> None:
@@ -193,7 +206,7 @@ def draw(out: Path, cores: Runs, grid: Runs, sizes: dict[str, pd.DataFrame]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Core and effective size of the organism.")
     parser.add_argument("--store", help="folder of the runs; by default one that is thrown away")
-    parser.add_argument("--early", type=int, default=200, help="step from before generalisation")
+    parser.add_argument("--early", type=int, default=400, help="step from before generalisation")
     parser.add_argument("--workers", type=int, default=2, help="runs at one time")
     parser.add_argument("--quick", action="store_true", help="a tiny version")
     parser.add_argument("--out", type=Path, help="folder for figures")

@@ -46,8 +46,11 @@ def shared(
     """Find, ablate and explain the subnetworks of a fine-tuned language model."""
 
 
-for _name, _command in (("demo", analyses.demo), ("study", analyses.study)):
-    app.command(_name, cls=analyses.PassedOn, add_help_option=False)(_command)
+_OTHER = {"cls": analyses.PassedOn, "add_help_option": False}
+
+app.command("demo", **_OTHER)(analyses.demo)
+app.command("study", **_OTHER)(analyses.study)
+app.command("report", **_OTHER)(analyses.report)
 for _name, _module in (
     ("load-check", load_check),
     ("means", means),
@@ -59,8 +62,7 @@ for _name, _module in (
     ("finetune", finetune),
 ):
     app.command(_name)(_module.command)
-for _name, _command in (("analyse", analyses.analyse), ("report", analyses.report)):
-    app.command(_name, cls=analyses.PassedOn, add_help_option=False)(_command)
+app.command("analyse", options_metavar="NAME [OPTIONS]", **_OTHER)(analyses.analyse)
 
 
 def main() -> None:

@@ -72,11 +72,19 @@ def command(
         assert spec is not None
         other = spec.read()
         evaluation["ood"] = (other, (held_out(other) or list(other.splits))[0])
+    run.screen.note(f"fine-tuning {model} on {rows.name} for {chosen.steps} steps")
     new = not (out / RUN).exists()
     try:
-        result = finetune(
-            model, rows, out, chosen, evaluation=evaluation, device=device, progress=run.progress
-        )
+        with run.reading():
+            result = finetune(
+                model,
+                rows,
+                out,
+                chosen,
+                evaluation=evaluation,
+                device=device,
+                progress=run.progress,
+            )
     finally:
         # A folder of another run, which was refused, keeps its own settings.
         if new and (out / RUN).is_file():

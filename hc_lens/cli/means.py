@@ -41,9 +41,8 @@ def command(
     if not run.begin():
         return
     means = collect_means(hooked, batches, by=by, progress=run.progress)
-    path = means.save(run.folder / MEANS)
     run.finish(
-        means=str(path),
+        means=str(run.save_means(means)),
         by=means.by,
         rows=means.n_rows,
         tokens=means.n_tokens,

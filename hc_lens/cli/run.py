@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hc_lens.data import Batches
+    from hc_lens.means import Means
     from hc_lens.models.load import HookedModel
     from hc_lens.sources import Source
     from hc_lens.store import Subnetwork
@@ -168,8 +170,15 @@ class Run:
         self.screen.note(f"collecting means over {batches.n_rows} rows of {batches.name}")
         means = collect_means(model, batches, progress=self.progress)
         if own:
-            means.save(own[0])
+            self.save_means(means)
         return means
+
+    def save_means(self, means: Means) -> Path:
+        """Write means into the folder, whole or not at all."""
+        place = self.folder / MEANS
+        unfinished = means.save(place.with_name(f".{MEANS}.{os.getpid()}"))
+        os.replace(unfinished, place)
+        return place
 
     def _read_means(self, model: Any, place: Path) -> Source:
         from hc_lens.means import Means

@@ -17,6 +17,7 @@ import torch
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 from hc_lens.models.classifiers import DecoderClassifier
+from hc_lens.models.quiet import quiet
 from tests.batches import Batches, Rows
 
 N_WORDS, N_PLACES = 7, 8
@@ -48,7 +49,8 @@ def twin(kind: str, seed: int = 0) -> DecoderClassifier:
         init_weights=False,
         device="cpu",
     )
-    model = DecoderClassifier(cfg, dict(enumerate(LabelledBatches.labels)))
+    with quiet():
+        model = DecoderClassifier(cfg, dict(enumerate(LabelledBatches.labels)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -93,9 +95,9 @@ def rows(kind: str, n_rows: int = 48, seed: int = 1) -> LabelledBatches:
         if kind == "k":  # mark a b ... a -> b; the first place has no previous word but its own
             words = [MARK, *order[:4], order[0]]
             at = 2
-        elif kind == "q":  # a b c ... a x -> a
-            words = [*order[:4], order[0], order[4]]
-            at = 0
+        elif kind == "q":  # ... a x -> a
+            words = order
+            at = 4
         else:  # ... a mark ... -> a
             words = [*order[:2], MARK, *order[2:5]]
             at = 1

