@@ -90,7 +90,7 @@ def joint_effects(
     model: Any,
     datasets: Mapping[str, Any] | Any,
     means: Source | str,
-    paths: Sequence[tuple[UnitSet, Sequence[Receiver | str] | str]],
+    paths: Mapping[Any, Any] | Sequence[tuple[UnitSet, Sequence[Receiver | str] | str]],
     *,
     norms: str = FROZEN,
     limit: int | None = None,
@@ -105,24 +105,19 @@ def joint_effects(
 
     Args:
         model, datasets, means, norms, limit, progress: as in `edge_effects`.
-        paths: pairs of a sender and its receivers, or ``"all"`` for all of them.
+        paths: pairs (or a mapping) of a sender and its receivers, ``"all"`` for all of them.
     """
     check_supported(model)
     named, source = prepare(model, datasets, means, norms)
     space, engine = UnitSpace.of(model), PathEngine(model, source, norms)
     parallel = engine.trunk.parallel
     plans: dict[tuple[Sender, str], list[Receiver]] = {}
-    for given, heard in paths:
+    for given, heard in _pairs(paths):
         (sender,) = as_senders(space, [given])
         every = receivers_of(space, sender, parallel)
         chosen = every if heard == ALL else as_receivers(space, sender, heard, parallel)
         plans[sender, TOTAL] = every
         plans[sender, ALL if heard == ALL else label_of(chosen)] = chosen
-    if not plans:
-        raise HcLensError(
-            "expected at least one pair of a sender and its receivers, got none; give for instance "
-            "paths=[('L0.H6', ['L2.H4.q', 'L1.MLP'])]"
-        )
     keys = {
         "sender": [set_label(sender) for sender, _ in plans],
         "receivers": [label for _, label in plans],
@@ -137,6 +132,19 @@ def joint_effects(
         ]
         totals.add(name, batch, effects(batches, batch, logits, torch.stack(patched)))
     return totals.table()
+
+
+def _pairs(paths: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The pairs of a sender and its receivers that a user gave."""
+    given = list(paths.items()) if isinstance(paths, Mapping) else list(paths)
+    strange = [pair for pair in given if isinstance(pair, str) or len(pair) != 2]
+    if strange or not given:
+        raise HcLensError(
+            "expected pairs of a sender and its receivers such as "
+            f"[('L0.H6', ['L2.H4.q', 'L1.MLP'])], got {strange[0] if strange else 'none'!r}; "
+            "('L0.H6', 'all') stands for all receivers"
+        )
+    return given
 
 
 def edge_keys(edges: Mapping[Any, Sequence[Receiver]]) -> pd.DataFrame:

@@ -15,7 +15,12 @@ from hc_lens.errors import HcLensError
 if TYPE_CHECKING:
     from analyses.study.config import StudyConfig
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 Out = Annotated[Path, typer.Option(help="Run folder; the same folder goes on where it stopped.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that prune at once; one a core.")]

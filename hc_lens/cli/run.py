@@ -176,8 +176,11 @@ class Run:
     def save_means(self, means: Means) -> Path:
         """Write means into the folder, whole or not at all."""
         place = self.folder / MEANS
-        unfinished = means.save(place.with_name(f".{MEANS}.{os.getpid()}"))
-        os.replace(unfinished, place)
+        beside = place.with_name(f".{MEANS}.{os.getpid()}")
+        try:
+            os.replace(means.save(beside), place)
+        finally:
+            beside.unlink(missing_ok=True)
         return place
 
     def _read_means(self, model: Any, place: Path) -> Source:

@@ -278,5 +278,19 @@ def test_batches_that_are_none_are_refused(bert):
         edge_effects(model, [1, 2], means, progress=False)
     with pytest.raises(HcLensError, match="expected rows in every dataset"):
         edge_effects(model, {}, means, progress=False)
-    with pytest.raises(HcLensError, match="expected at least one pair of a sender"):
-        joint_effects(model, pair_batches(model), means, [], progress=False)
+    for paths in ([], ["L0.H1"], [("L0.H1",)]):
+        with pytest.raises(HcLensError, match="expected pairs of a sender and its receivers"):
+            joint_effects(model, pair_batches(model), means, paths, progress=False)
+
+
+def test_paths_may_be_a_mapping(bert):
+    model, batches, means = bert
+    wanted = {"L0.H1": ["L1.H0.q", "classifier"], "L1.H2": "all"}
+    table = joint_effects(model, batches, means, wanted, limit=5, progress=False)
+    named = table[["sender", "receivers", "n_edges"]].drop_duplicates()
+    assert list(map(tuple, named.to_numpy())) == [
+        ("L0.H1", "ablated", 42),
+        ("L0.H1", "L1.H0.q+classifier", 2),
+        ("L1.H2", "ablated", 29),
+        ("L1.H2", "all", 29),
+    ]

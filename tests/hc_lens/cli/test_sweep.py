@@ -21,16 +21,46 @@ def sweep(call, model, rows):
     return run
 
 
-def test_a_sweep_of_options_runs_and_goes_on(sweep, call, tmp_path):
+@pytest.fixture
+def fake(monkeypatch):
+    """A sweep that runs nothing; gives the settings that it got. One of its two runs failed."""
+    module, configs = importlib.import_module("hc_lens.sweep"), []
+    failed = pd.DataFrame([{"checkpoint": "one", "sparsity": 0.5, "seed": 1, "why": "no luck"}])
+    columns = ["checkpoint", "sparsity", "seed", "dataset", "n", "accuracy", "kl", "agreement"]
+    table = pd.DataFrame([["one", 0.5, 0, "id", 4, 1.0, 0.0, 1.0]], columns=columns)
+
+    def run(config, **_):
+        configs.append(config)
+        return module.Runs(table, table, {}, failed, ("one",))
+
+    monkeypatch.setattr(module, "sweep", run)
+    return configs
+
+
+def test_a_sweep_of_options_runs(sweep, tmp_path):
     done = sweep("--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["runs"], document["failed"]) == (2, 0)
     table = pd.read_csv(tmp_path / "s" / "table.csv")
     assert set(table["dataset"]) == {"id"}
-    again = call("sweep", "--config", "s/command.toml")
-    assert again.exit_code == 0, again.output
-    assert "one    0.5000      id      2" in again.stdout
+    assert (tmp_path / "s" / "runs").is_dir()
+
+
+def test_the_settings_beside_a_sweep_repeat_it(sweep, call, fake):
+    sweep()
+    call("sweep", "--config", "s/command.toml")
+    assert len(fake) == 2
+    assert fake[0] == fake[1]
+
+
+def test_seeds_in_a_settings_file_may_be_numbers(call, fake, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        'model = ["organism"]\ntask = "organism"\nheld_out = "validation"\nseeds = [0, 1]\n'
+        "sparsity = [0.5]\n"
+    )
+    call("sweep", "--config", "s.toml", "--out", "s")
+    assert (fake[0].seeds, fake[0].sparsities) == ((0, 1), (0.5,))
 
 
 def test_a_sweep_comes_from_a_file(tmp_path):
@@ -45,7 +75,12 @@ def test_a_sweep_comes_from_a_file(tmp_path):
 
 def test_a_sweep_of_options_has_the_settings_of_pruning():
     given = {"model": ["m"], "task": "organism", "sparsity": ["0.5", "0.7"], "seeds": ["0-2"]}
-    more = {"reference": True, "settings": ["lr=0.05"], "evaluation_limit": 7, "held_out": None}
+    more = {
+        "reference": True,
+        "settings": ["lr=0.05"],
+        "evaluation_limit": 7,
+        "held_out": "validation",
+    }
     config = sweep_config({**given, **more, "ood": "organism-ood", "rows_seed": 4, "limit": 9})
     assert config.prune == {"preset": "reference", "lr": 0.05}
     assert (config.sparsities, config.seeds) == ((0.5, 0.7), (0, 1, 2))
@@ -56,13 +91,7 @@ def test_a_sweep_of_options_has_the_settings_of_pruning():
     }
 
 
-def test_a_failed_run_is_exit_code_1_after_the_table(sweep, monkeypatch):
-    module = importlib.import_module("hc_lens.sweep")
-    failed = pd.DataFrame([{"checkpoint": "one", "sparsity": 0.5, "seed": 1, "why": "no luck"}])
-    columns = ["checkpoint", "sparsity", "seed", "dataset", "n", "accuracy", "kl", "agreement"]
-    table = pd.DataFrame([["one", 0.5, 0, "id", 4, 1.0, 0.0, 1.0]], columns=columns)
-    runs = module.Runs(table, table, {}, failed, ("one",))
-    monkeypatch.setattr(module, "sweep", lambda *_, **__: runs)
+def test_a_failed_run_is_exit_code_1_after_the_table(sweep, fake):
     done = sweep()
     assert done.exit_code == 1
     assert "failed       1" in done.stdout

@@ -69,8 +69,13 @@ def alive(expected: int) -> int:
 def main() -> None:
     config, folder = SweepConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2])
     said: dict = {}
-    # Processes that wait for the second sweep are kept, so that both nodes are in it at once.
-    system = {"idle_worker_killing_time_threshold_ms": 600_000}
+    system = {
+        # Processes that wait for the second sweep are kept, so that both nodes are in it at once.
+        "idle_worker_killing_time_threshold_ms": 600_000,
+        # A dead node is noticed in seconds, where the default takes about half a minute.
+        "health_check_period_ms": 1000,
+        "health_check_failure_threshold": 3,
+    }
     head = {**NODE, "node_ip_address": HEAD, "_system_config": system}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(**NODE, node_ip_address=OTHER)

@@ -44,7 +44,7 @@ def in_own_process(*arguments: str) -> str:
 
 @needs_ray
 def test_two_nodes_give_the_local_table_also_when_one_is_killed_in_the_middle(tmp_path):
-    config = sweeps.make(tmp_path / "data", seeds=(0, 1, 2, 3), prune={"steps": 80})
+    config = sweeps.make(tmp_path / "data", seeds=(0, 1, 2), prune={"steps": 40})
     here = sweep(config, tmp_path / "local", engine=Local(workers=0), progress=False)
     text = in_own_process(json.dumps(config.describe()), str(tmp_path))
     said = json.loads(text.strip().splitlines()[-1])
