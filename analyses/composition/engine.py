@@ -4,7 +4,8 @@
 2. A sender's direct contributions to all later inputs are computed once, along the clean pass.
 3. For each layer, three attention calls (with patched queries, keys, values) give the patched
    output of every head; patching input i of head h moves the stream by
-   ``(z_h patched - z_h) W_O[h]`` only. The MLP runs once on its patched input.
+   ``(z_h patched - z_h) W_O[h]`` only, and the MLP behind uses that (`lowrank`). A patched MLP
+   runs once on its patched input.
 4. The moved streams of a layer are stacked along the batch and run to the logits by the fused
    layers of `hc_lens.suffix`, the last layer at the read positions alone.
 """
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analyses.composition.layers import Resid
+from analyses.composition.lowrank import MovedMlp, is_plain
 from analyses.composition.passes import (
     AblatedPass,
     Contributions,
@@ -64,6 +66,7 @@ class PathEngine:
             norms: ``"frozen"`` or ``"recomputed"``; see `layers`.
         """
         self.trunk, self.source, self.norms = Trunk(model), source, norms
+        self._moved_mlps: dict[int, MovedMlp] = {}
 
     @torch.no_grad()
     def start(self, batch: Any) -> tuple[Pass, Float[Tensor, "batch labels"]]:
@@ -103,19 +106,34 @@ class PathEngine:
         self, clean: Pass, index: int, direct: Contributions, receivers: Sequence[Receiver]
     ) -> Iterator[tuple[Receiver, Tensor]]:
         """The logits of the receivers of one layer."""
+        if not receivers:
+            return
         heads = [receiver for receiver in receivers if receiver.kind != "mlp"]
         moved = _moved_heads(clean, index, direct.to_heads[index], {r.inputs for r in heads})
         size = self._copies(clean)
         narrow = index == len(self.trunk.layers) - 1
         size *= clean.stream.tokens.shape[1] if narrow else 1
+        base = clean.runs[index].x + clean.runs[index].attention
+        mlp = self._moved_mlp(index) if heads and not narrow else None
+        shared = None if mlp is None else mlp.start(base)
         for first in range(0, len(heads), size):
             chunk = heads[first : first + size]
-            out = self._after_heads(clean, index, moved, chunk, narrow)
+            if mlp is None or shared is None:
+                out = self._after_heads(clean, index, moved, chunk, narrow)
+            else:
+                out = mlp.finish(base, shared, [_move(moved, receiver) for receiver in chunk])
             yield from zip(chunk, self._to_logits(clean, index + 1, out, narrow), strict=True)
         for receiver in receivers:
             if receiver.kind == "mlp":
                 out = self._after_mlp(clean, index, direct.to_mlp[index], narrow)
                 yield receiver, self._to_logits(clean, index + 1, out, narrow)[0]
+
+    def _moved_mlp(self, index: int) -> MovedMlp | None:
+        """A layer's MLP for streams that a head moved, made on first use; None if not plain."""
+        layer, block = self.trunk.layers[index], self.trunk.model.blocks[index]
+        if index not in self._moved_mlps and is_plain(layer, block):
+            self._moved_mlps[index] = MovedMlp(layer, block)
+        return self._moved_mlps.get(index)
 
     def _after_heads(
         self,
@@ -134,10 +152,7 @@ class PathEngine:
             mlp_out = None if mlp_out is None else at_reads(mlp_out, clean.stream)
         changes = []
         for receiver in chunk:
-            assert receiver.unit is not None
-            head = receiver.unit.head
-            assert head is not None
-            by_head = moved[receiver.inputs][:, :, head]
+            head, by_head = _move(moved, receiver)
             if narrow:
                 by_head = at_reads(by_head, clean.stream)
             changes.append(torch.addmm(base.flatten(0, 1), by_head.flatten(0, 1), layer.W_O[head]))
@@ -187,6 +202,13 @@ class PathEngine:
         on_cpu = clean.stream.tokens.device.type == "cpu"
         most = STACK_TOKENS if on_cpu else STACK_TOKENS_ELSEWHERE
         return max(1, most // clean.stream.tokens.numel())
+
+
+def _move(moved: dict[tuple[str, ...], Tensor], receiver: Receiver) -> tuple[int, Tensor]:
+    """A receiver's head, and the change of its output."""
+    assert receiver.unit is not None
+    assert receiver.unit.head is not None
+    return receiver.unit.head, moved[receiver.inputs][:, :, receiver.unit.head]
 
 
 def _moved_heads(

@@ -90,7 +90,7 @@ def joint_effects(
     model: Any,
     datasets: Mapping[str, Any] | Any,
     means: Source | str,
-    paths: Mapping[Any, Any] | Sequence[tuple[UnitSet, Sequence[Receiver | str] | str]],
+    paths: Mapping[Any, Any] | Sequence[Any],
     *,
     norms: str = FROZEN,
     limit: int | None = None,

@@ -186,7 +186,7 @@ def demo(full: bool = False) -> StudyConfig:
         checkpoints={
             str(step): ORGANISM if step == last else f"{ORGANISM}:{step}" for step in chosen
         },
-        early="200",
+        early="400",
         prune=short,
         grid=grid if full else (0.3, 0.5, 0.7, 0.8, 0.9),
         grid_seeds=PAPER_SEEDS[: 3 if full else 2],

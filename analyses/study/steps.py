@@ -36,6 +36,8 @@ from hc_lens.sweepconfig import SweepConfig
 
 MOST_HEADS = 6
 """Heads among which subsets are scanned and whose patterns are shown."""
+MOST_TRACED = 12
+"""Heads whose readers are traced; a larger core is cut, in order of the layers."""
 SHOWN_EDGES = 40
 """Edges in the table of the strongest."""
 FEW_HEADS = 3
@@ -190,7 +192,7 @@ class Steps:
                 self.model,
                 self.adversarial,
                 self._means,
-                core=self.heads,
+                core=self.heads[:MOST_TRACED],
                 limit=self.config.trace_rows,
                 progress=self.progress,
             )

@@ -81,7 +81,10 @@ class _Tasks:
                     "start it with 'ray start --head'"
                 ) from error
         self._perform = ray.remote(perform).options(
-            num_cpus=engine.cpus, num_gpus=engine.gpus, max_retries=engine.retries
+            num_cpus=engine.cpus,
+            num_gpus=engine.gpus,
+            max_retries=engine.retries,
+            scheduling_strategy="SPREAD",  # short runs would else all stay on the first node
         )
         self._waiting: list[Task] = []
         self._under_way: dict[Any, Task] = {}

@@ -7,7 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from hc_lens.engines import Local
 from hc_lens.spec import DataSpec
+from hc_lens.sweep import Runs, sweep
 from hc_lens.sweepconfig import SweepConfig
 from tests import tiny
 
@@ -53,6 +55,11 @@ def make(folder: Path, names: tuple[str, ...] = ("early", "final"), **changes: A
         "prune": {"steps": 4},
     }
     return SweepConfig(**{**settings, **changes})
+
+
+def run(config: SweepConfig, store: str | Path, progress: bool = False) -> Runs:
+    """The sweep in this process."""
+    return sweep(config, store, engine=Local(workers=0), progress=progress)
 
 
 def snapshot(store: Path, kinds: tuple[str, ...] = ("runs", "checkpoints")) -> dict[str, bytes]:

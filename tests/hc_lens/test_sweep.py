@@ -1,60 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import shutil
-from pathlib import Path
 
 import fsspec
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import hc_lens as hc
-from hc_lens import sweepstore, sweeptasks
-from hc_lens.engines import Local
-from hc_lens.errors import HcLensError
+from hc_lens import sweeptasks
 from hc_lens.store import Subnetwork
-from hc_lens.sweep import COLUMNS, sweep, write_tables
-from hc_lens.sweepstore import StoreError, open_store
+from hc_lens.sweep import COLUMNS, write_tables
+from hc_lens.sweepstore import open_store
 from hc_lens.sweeptasks import Inputs
-from tests import tiny
 from tests.hc_lens import sweeps
-
-HERE = Local(workers=0)
-
-
-def run(config, store, engine=HERE, progress=False):
-    return sweep(config, store, engine=engine, progress=progress)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished sweep: its config, its runs, its store. Not to be changed."""
-    folder = tmp_path_factory.mktemp("sweep")
-    config = sweeps.make(folder / "data")
-    return config, run(config, folder / "store"), folder / "store"
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    """The same, in a store that a test may change."""
-    shutil.copytree(finished[2], tmp_path / "store")
-    return finished[0], finished[1], tmp_path / "store"
-
-
-@pytest.fixture
-def pruned(monkeypatch):
-    """The (sparsity, seed) of every pruning in this process from now on."""
-    calls, real = [], sweeptasks.prune
-
-    def count(model, batches, means, config, **settings):
-        calls.append((config.sparsity, config.seed))
-        return real(model, batches, means, config, **settings)
-
-    monkeypatch.setattr(sweeptasks, "prune", count)
-    return calls
+from tests.hc_lens.sweeps import run
 
 
 def test_every_run_equals_pruning_and_evaluating_by_hand(finished):
@@ -87,7 +49,7 @@ def test_every_run_equals_pruning_and_evaluating_by_hand(finished):
 
 
 def test_the_tables_have_their_documented_shape(finished):
-    config, runs, store = finished
+    _, runs, store = finished
     assert list(runs.table.columns) == COLUMNS
     assert list(runs.full.columns) == ["checkpoint", "dataset", "case", "n", "accuracy"]
     assert list(runs.failed.columns) == ["checkpoint", "sparsity", "seed", "why"]
@@ -140,21 +102,6 @@ def test_more_seeds_and_sparsities_run_only_the_new_ones(copied, pruned):
             assert path.stat().st_mtime_ns == time
     # The smaller sweep still gets its own runs only.
     assert run(config, store).table.equals(runs.table)
-
-
-def test_half_written_and_damaged_runs_are_done_again(copied, pruned):
-    config, runs, store = copied
-    undisturbed = sweeps.snapshot(store)
-    keys = sorted((store / "runs").iterdir())
-    (keys[0] / "done.json").unlink()
-    cut = keys[1] / "subnetwork.safetensors"
-    cut.write_bytes(cut.read_bytes()[:-1])
-    (keys[2] / "evaluation.json").unlink()
-    shutil.rmtree(keys[3])
-    again = run(config, store)
-    assert len(pruned) == 4
-    assert again.table.equals(runs.table)
-    assert sweeps.snapshot(store) == undisturbed
 
 
 def test_means_and_full_evaluation_are_computed_once_per_checkpoint(copied, monkeypatch):
@@ -219,51 +166,6 @@ def test_settings_and_method_version_are_in_the_key(tmp_path, monkeypatch):
     assert inputs.run_key(config, 0.3, 0) != key
 
 
-def test_a_checkpoint_that_fails_to_load_fails_alone(finished, tmp_path):
-    config, runs, _ = finished
-    broken = tmp_path / "broken"
-    shutil.copytree(config.checkpoints["early"], broken)
-    (broken / "model.safetensors").write_bytes(b"nothing")
-    points = {"early": config.checkpoints["early"], "broken": str(broken)}
-    points |= {"none": str(tmp_path / "none"), "final": config.checkpoints["final"]}
-    got = run(dataclasses.replace(config, checkpoints=points), tmp_path / "store")
-    assert got.table.equals(runs.table)
-    assert got.failed["checkpoint"].tolist() == ["broken"] * 4 + ["none"] * 4
-    assert got.failed["why"].iloc[0].startswith("expected readable weights in")
-    assert "expected a directory with a checkpoint" in got.failed["why"].iloc[-1]
-    assert got.checkpoints == ("early", "broken", "none", "final")
-
-
-def test_one_failed_run_does_not_stop_the_others_and_is_tried_again(finished, tmp_path, monkeypatch):
-    config, runs, undisturbed = finished
-    real = sweeptasks.prune
-
-    def fail(model, batches, means, settings, **more):
-        if settings.sparsity == 0.6 and settings.seed == 1:
-            raise RuntimeError("unlucky")
-        return real(model, batches, means, settings, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeptasks, "prune", fail)
-        first = run(config, tmp_path / "store")
-    assert len(first.subnetworks) == 6
-    assert first.failed.values.tolist() == [
-        ["early", 0.6, 1, "RuntimeError: unlucky"],
-        ["final", 0.6, 1, "RuntimeError: unlucky"],
-    ]
-    second = run(config, tmp_path / "store")
-    assert len(second.failed) == 0
-    assert second.table.equals(runs.table)
-    assert sweeps.snapshot(tmp_path / "store") == sweeps.snapshot(undisturbed)
-
-
-def test_a_sweep_of_which_nothing_finishes_is_an_error_with_the_first_reason(tmp_path):
-    config = sweeps.make(tmp_path / "data", ("final",), checkpoints={"none": str(tmp_path / "no")})
-    with pytest.raises(HcLensError, match=r"all 4 failed; the first: expected a directory") as caught:
-        run(config, tmp_path / "store")
-    assert len(caught.value.finished.failed) == 4
-
-
 def test_two_names_of_one_model_share_a_run(finished, tmp_path, pruned):
     config, runs, _ = finished
     path = config.checkpoints["final"]
@@ -291,48 +193,6 @@ def test_two_sweeps_share_a_store_and_each_gets_its_own(copied):
     assert file.groupby("settings")["run"].nunique().tolist() in ([4, 8], [8, 4])
 
 
-def test_a_store_that_knows_another_model_by_the_name_says_so_and_keeps_its_runs(copied, tmp_path):
-    config, runs, store = copied
-    before = sweeps.snapshot(store)
-    tiny.save_checkpoint(tmp_path / "new", seed=9)
-    points = {"early": config.checkpoints["early"], "final": str(tmp_path / "new")}
-    got = run(dataclasses.replace(config, checkpoints=points), store)
-    assert set(got.table["checkpoint"]) == {"early"}
-    assert got.failed["checkpoint"].tolist() == ["final"] * 4
-    assert "its runs were not touched. Give the checkpoint another name" in got.failed["why"].iloc[0]
-    assert sweeps.snapshot(store) == before
-    assert len(list((store / "prepared").iterdir())) == 2
-    renamed = {**points, "final": config.checkpoints["final"], "new": str(tmp_path / "new")}
-    again = run(dataclasses.replace(config, checkpoints=renamed), store)
-    assert len(again.subnetworks) == 12
-
-
-def test_a_changed_checkpoint_directory_never_gives_the_old_results(tmp_path):
-    config = sweeps.make(tmp_path / "data", ("final",), seeds=(0,))
-    first = run(config, tmp_path / "store")
-    tiny.save_checkpoint(Path(config.checkpoints["final"]), seed=7)
-    with pytest.raises(HcLensError, match="got another"):
-        run(config, tmp_path / "store")
-    second = run(config, tmp_path / "other")
-    assert not set(first.table["run"]) & set(second.table["run"])
-
-
-def test_a_checkpoint_that_changes_under_the_sweep_is_refused(tmp_path, monkeypatch):
-    config = sweeps.make(tmp_path / "data", ("final",), seeds=(0,))
-    real = sweeptasks._load
-
-    def changing(task):
-        if task.is_run:
-            sweeptasks.forget(task.sweep)
-            tiny.save_checkpoint(Path(config.checkpoints["final"]), seed=5)
-        return real(task)
-
-    monkeypatch.setattr(sweeptasks, "_load", changing)
-    with pytest.raises(HcLensError, match="'final' and its rows to stay as they were"):
-        run(config, tmp_path / "store")
-    assert open_store(tmp_path / "store").names("runs") == []
-
-
 def test_changed_rows_are_other_runs(copied, tmp_path):
     config, runs, store = copied
     rows = sweeps.rows(sweeps.write_rows(tmp_path / "more.jsonl", 20, 8))
@@ -341,66 +201,6 @@ def test_changed_rows_are_other_runs(copied, tmp_path):
     model = hc.load(config.checkpoints["final"])
     means = hc.collect_means(model, rows.batches(model), progress=False)
     assert got.subnetworks["final", 0.3, 0].means == means.fingerprint
-
-
-def test_a_full_disk_stops_cleanly_and_a_second_call_finishes(finished, tmp_path, monkeypatch):
-    config, runs, undisturbed = finished
-    store, real, room = tmp_path / "store", sweepstore._write_flushed, [40]
-
-    def full(path, content):
-        room[0] -= 1
-        if room[0] < 0:
-            real(path, content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, content)
-
-    open_store(store).write_file("runs.parquet", b"the old table")
-    with monkeypatch.context() as patch:
-        patch.setattr(sweepstore, "_write_flushed", full)
-        with pytest.raises(StoreError, match="No space left on device; make room") as caught:
-            run(config, store)
-    done = caught.value.finished
-    assert 0 < len(done.subnetworks) < 8
-    assert (store / "runs.parquet").read_bytes() == b"the old table"
-    assert list((store / "unfinished").iterdir()) == []
-    assert run(config, store).table.equals(runs.table)
-    assert sweeps.snapshot(store) == sweeps.snapshot(undisturbed)
-
-
-def test_a_full_disk_at_the_table_keeps_the_old_table(copied, monkeypatch):
-    config, runs, store = copied
-    before = sweeps.snapshot(store)
-
-    def full(path, content):
-        if content[:4] == b"PAR1":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweepstore, "_write_flushed", full)
-        patch.setattr(sweepstore.LocalStore, "begin", lambda self: None)
-        with pytest.raises(StoreError, match="No space left") as caught:
-            run(config, store)
-    assert caught.value.finished.table.equals(runs.table)
-    assert sweeps.snapshot(store) == before
-
-
-def test_ctrl_c_keeps_finished_runs_and_their_table(finished, tmp_path, monkeypatch):
-    config, runs, undisturbed = finished
-    real, calls = sweeptasks.prune, []
-
-    def interrupted(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeptasks, "prune", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "store")
-    assert pd.read_parquet(tmp_path / "store" / "runs.parquet")["run"].nunique() == 3
-    assert run(config, tmp_path / "store").table.equals(runs.table)
-    assert sweeps.snapshot(tmp_path / "store") == sweeps.snapshot(undisturbed)
 
 
 def test_the_table_can_be_made_again_from_the_run_folders(copied):
@@ -426,28 +226,12 @@ def test_a_store_without_rename_gives_the_same_runs(finished):
 
 
 def test_a_missing_number_survives_the_store():
-    table = pd.DataFrame({"dataset": ["a", "b"], "n": [2, 3], "accuracy": [float("nan"), 0.1 + 0.2]})
+    table = pd.DataFrame(
+        {"dataset": ["a", "b"], "n": [2, 3], "accuracy": [float("nan"), 0.1 + 0.2]}
+    )
     content = sweeptasks.table_bytes(table)
     assert b"NaN" not in content
     pd.testing.assert_frame_equal(sweeptasks.read_table(content), table, check_exact=True)
-    nothing = table.assign(accuracy=float("nan"))
+    nothing = table.assign(accuracy=np.nan)
     again = sweeptasks.read_table(sweeptasks.table_bytes(nothing))
     pd.testing.assert_frame_equal(again, nothing)
-
-
-def test_a_log_gets_lines_with_the_state_and_the_failures(finished, tmp_path, capsys):
-    config = finished[0]
-    points = {"final": config.checkpoints["final"], "none": str(tmp_path / "none")}
-    run(dataclasses.replace(config, checkpoints=points), tmp_path / "store", progress=True)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-2].startswith("sweep: 4 of 8 done, 0 running, 4 failed, 00:00 left, last KL ")
-    assert lines[-1].startswith(
-        "sweep: failed none/0.3/0, none/0.6/0, none/0.3/1 and 1 more: expected a directory"
-    )
-
-
-def test_a_store_of_another_format_is_not_touched(finished, tmp_path):
-    (tmp_path / "store.json").write_text('{"format": "hc_lens.sweep.0"}')
-    with pytest.raises(HcLensError, match="got 'hc_lens.sweep.0'"):
-        run(finished[0], tmp_path)
-    assert [item.name for item in tmp_path.iterdir()] == ["store.json"]

@@ -113,7 +113,10 @@ def test_the_callers_dicts_do_not_change_a_sweep():
         ({"prune": {"seed": 3}}, r"got it in the prune settings; write seeds = \[...\]"),
         ({"prune": {"sparsity": 0.5}}, r"write sparsities = \[...\]"),
         ({"prune": {"preset": "paper"}}, r"a preset among \['reference'\], got 'paper'"),
-        ({"prune": {"steps": "many"}}, "a whole number for steps in the prune settings, got 'many'"),
+        (
+            {"prune": {"steps": "many"}},
+            "a whole number for steps .*got 'many'",
+        ),
         ({"prune": {"steps": 2.5}}, "a whole number for steps .*got 2.5"),
         ({"prune": {"lr": "1e-3"}}, "a number such as 0.001 for lr .*got '1e-3'"),
         ({"prune": {"clip": "no"}}, "a number such as 0.001 for clip"),

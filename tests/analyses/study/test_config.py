@@ -31,10 +31,10 @@ def test_the_paper_sized_demo_has_twelve_seeds_and_the_whole_series() -> None:
 
 
 def test_a_model_outside_the_series_is_its_last_checkpoint() -> None:
-    config = dataclasses.replace(demo(), checkpoints={"200": "organism:200"})
+    config = dataclasses.replace(demo(), checkpoints={"400": "organism:400"})
     grid = config.grid_sweep()
     assert grid is not None
-    assert list(grid.checkpoints) == ["200", "final"]
+    assert list(grid.checkpoints) == ["400", "final"]
 
 
 def test_no_series_means_no_grid() -> None:

@@ -41,7 +41,7 @@ def small() -> StudyConfig:
         evaluation={
             name: dataclasses.replace(spec, **few) for name, spec in config.evaluation.items()
         },
-        checkpoints={"200": "organism:200", "2000": "organism"},
+        checkpoints={"400": "organism:400", "2000": "organism"},
         seeds=(1, 2),
         prune={"steps": 3},
         grid=(0.3, 0.6),
@@ -58,7 +58,7 @@ def small() -> StudyConfig:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a finished small study."""
     out = tmp_path_factory.mktemp("study") / "run"
-    study.run(small(), out, command="hc-lens demo", workers=1, progress=False)
+    study.run(small(), out, command="hc-lens demo", workers=0, progress=False)
     return out
 
 
@@ -160,7 +160,7 @@ def test_shown_numbers_are_the_exact_ones_rounded(run: Path) -> None:
 def test_a_second_run_computes_nothing_and_leaves_the_page_alone(run: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*.html")}
     lines: list[str] = []
-    study.run(small(), run, command="hc-lens demo", progress=False, say=lines.append)
+    study.run(small(), run, command="hc-lens demo", workers=0, progress=False, say=lines.append)
     assert lines == []
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*.html")} == before
 
@@ -168,9 +168,9 @@ def test_a_second_run_computes_nothing_and_leaves_the_page_alone(run: Path) -> N
 def test_a_change_redoes_only_what_it_touches(run: Path) -> None:
     lines: list[str] = []
     changed = dataclasses.replace(small(), attention_rows=30)
-    study.run(changed, run, command="hc-lens demo", progress=False, say=lines.append)
+    study.run(changed, run, command="hc-lens demo", workers=0, progress=False, say=lines.append)
     assert lines == ["attention ...", "report ..."]
-    study.run(small(), run, command="hc-lens demo", workers=1, progress=False)
+    study.run(small(), run, command="hc-lens demo", workers=0, progress=False)
 
 
 def test_a_page_that_the_user_changed_is_never_written_over(run: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_study_that_was_killed_ends_with_the_same_page(run: Path, tmp_path: Pa
     out = tmp_path / "run"
     call = (
         "from analyses import study; study.run(study.read_settings('study.toml'), 'run', "
-        "command='hc-lens demo', workers=1, progress=False)"
+        "command='hc-lens demo', workers=0, progress=False)"
     )
     command = [sys.executable, "-c", call]
     for step in ("means", "core", "composition"):
@@ -219,7 +219,7 @@ def test_the_report_command_writes_the_page_again_but_never_over_a_file(
 
 
 def test_the_folder_of_another_model_is_refused(run: Path) -> None:
-    other = dataclasses.replace(small(), model="organism:400")
+    other = dataclasses.replace(small(), model="organism:200")
     with pytest.raises(HcLensError, match="expected the model of the run folder"):
         study.run(other, run, progress=False)
 
