@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import shutil
 from pathlib import Path
 

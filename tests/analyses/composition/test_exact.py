@@ -289,8 +289,8 @@ def test_paths_may_be_a_mapping(bert):
     table = joint_effects(model, batches, means, wanted, limit=5, progress=False)
     named = table[["sender", "receivers", "n_edges"]].drop_duplicates()
     assert list(map(tuple, named.to_numpy())) == [
-        ("L0.H1", "ablated", 42),
+        ("L0.H1", "ablated", 41),
         ("L0.H1", "L1.H0.q+classifier", 2),
-        ("L1.H2", "ablated", 29),
-        ("L1.H2", "all", 29),
+        ("L1.H2", "ablated", 28),
+        ("L1.H2", "all", 28),
     ]
