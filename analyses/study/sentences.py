@@ -36,19 +36,20 @@ STYLES = {
     "explained": "percent",
     "_mass": "percent",
     "overlap_chance": "percent",
-    "_spread": "points",
-    "_drop": "points",
+    "_spread": "span",
+    "_drop": "span",
     "_change": "points",
-    "joint_sum": "points",
-    "joint_excess": "points",
-    "joint_low": "points",
-    "joint_high": "points",
+    "joint_sum": "span",
+    "joint_excess": "span",
+    "joint_low": "span",
+    "joint_high": "span",
     "_tail": "probability",
     "_p": "probability",
     "spearman": "two",
     "jaccard": "two",
     "jaccard_expected": "two",
-    "_expected": "two",
+    "core_expected": "probability",
+    "early_expected": "percent",
 }
 """How a fact is shown, by the end of its name; the longest end that fits decides."""
 
@@ -170,7 +171,7 @@ def of_early(facts: dict[str, Any]) -> Sentence:
         return write(facts, "The early checkpoint has no core to compare with.", False)
     survives = facts["early_shared"] == facts["early_size"]
     text = "{early_shared} of the {early_size} core heads of the early checkpoint are in the final "
-    text += "core (chance: {early_expected} of them as a share): "
+    text += "core (a random set of its size would hold {early_expected} of them): "
     text += {
         True: "the early core survives whole.",
         False: "it survives in part." if facts["early_shared"] else "none of it survives.",

@@ -227,7 +227,7 @@ class Steps:
         return self._step("effective_size", {"margin": self.config.margin}, ("grid",), run)
 
     def _floors(self) -> dict[str, float]:
-        """The accuracy of a model that knows nothing; on adversarial cases the heuristic's, none."""
+        """The accuracy of knowing nothing; on adversarial cases that of the heuristic: none."""
         floors = {name: 1 / len(batches.labels) for name, batches in self.data.items()}
         return floors | ({"ood": 0.0} if self.config.adversarial else {})
 

@@ -213,6 +213,10 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
+def _span(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
 def _probability(value: float) -> str:
     return "below 1e-12" if value < 1e-12 else f"{value:.2g}"
 
@@ -227,11 +231,12 @@ STYLES = {
     "number": _number,
     "percent": _percent,
     "points": _points,
+    "span": _span,
     "probability": _probability,
     "two": lambda value: f"{value:.2f}",
     "four": lambda value: f"{value:.4f}",
 }
-"""How numbers are shown; percent and points (percentage points, with their sign) take shares."""
+"""How numbers are shown; percent, points (with their sign) and span (without) take shares."""
 
 
 def show(value: float | int, style: str) -> str:

@@ -106,7 +106,7 @@ def test_the_wording_follows_the_numbers(make, changes: dict, found: bool, words
     ("drop", "spread", "words"),
     [
         (0.002, 0.21, "ranges from 20.0% to 41.0%: equal in domain, they generalise differently"),
-        (0.002, 0.05, "no adversarial case do their accuracies lie further apart than +5.0 points"),
+        (0.002, 0.05, "no adversarial case do their accuracies lie further apart than 5.0 points"),
         (0.2, 0.21, "(no longer faithful)"),
         (0.2, 0.05, "the seeds agree, at a loss in domain"),
     ],
@@ -133,8 +133,8 @@ def test_every_number_of_a_sentence_is_a_fact_with_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "style"),
-    [("id_accuracy", "percent"), ("joint_drop", "points"), ("spearman_p", "probability"),
-     ("spearman", "two"), ("core_size", "number"), ("joint_low", "points"),
+    [("id_accuracy", "percent"), ("joint_drop", "span"), ("spearman_p", "probability"),
+     ("spearman", "two"), ("core_size", "number"), ("joint_low", "span"),
      ("first_widest_low", "percent")],
 )  # fmt: skip
 def test_the_end_of_a_name_decides_its_style(name: str, style: str) -> None:

@@ -38,6 +38,8 @@ def small_report(text: str = "plain") -> Report:
     [
         (0.98765, "percent", "98.8%"),
         (-0.0312, "points", "-3.1"),
+        (0.0312, "points", "+3.1"),
+        (0.0312, "span", "3.1"),
         (12.0, "number", "12"),
         (0.12345, "number", "0.123"),
         (1e-30, "probability", "below 1e-12"),
