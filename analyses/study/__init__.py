@@ -2,26 +2,27 @@
 
 1. Run the steps of the paper in one folder (`analyses.study.steps`); a step whose inputs and
    settings have not changed is not run again.
-2. Write ``report.html`` from the tables of the folder (`analyses.study.report`), ``facts.json``
+2. Write ``report.html`` from the tables of the folder (`analyses.study.page`), ``facts.json``
    with the numbers of its text, and ``study.toml`` with the settings.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import math
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from analyses.study.config import StudyConfig, demo
-from analyses.study.folder import write_text
+from analyses.study.folder import REPORT, write_text
 from hc_lens.cli.settings import read_toml, write_toml
 from hc_lens.errors import HcLensError
 
 __all__ = ["StudyConfig", "demo", "read_settings", "report", "run"]
 
-REPORT = "report.html"
+PAGE = "report.html"
 SETTINGS = "study.toml"
 FACTS = "facts.json"
 
@@ -48,35 +49,29 @@ def run(
     from analyses.study.steps import Steps
 
     steps = Steps(config, out, workers=workers, progress=progress, say=say)
-    steps.run()
-    settings = write_toml(config.describe())
-    write_text(steps.folder.path / SETTINGS, settings)
-
-    def write(place: Path) -> None:
-        say("report ...")
-        _write(steps.folder.path, config, command, place / REPORT)
-        shutil.copyfile(steps.folder.path / FACTS, place / FACTS)
-
-    root = steps.folder.path / REPORT
-    ours = steps.folder.path / "steps" / "report" / REPORT
-    # A page that is not the last one written here may be the user's: it is never written over.
-    if root.exists() and not (ours.is_file() and ours.read_bytes() == root.read_bytes()):
+    folder, settings = steps.folder, write_toml(config.describe())
+    root = folder.path / PAGE
+    if not folder.owns(root):
         raise HcLensError(
             f"expected {root} to be the report that this study wrote, got another file; move it "
             "away and run the same command again"
         )
-    page = (
-        steps.folder.step("report", {"settings": settings}, steps.folder.finished, write) / REPORT
-    )
-    if not root.exists() or root.read_bytes() != page.read_bytes():
-        shutil.copyfile(page, root)
+    steps.run()
+    write_text(folder.path / SETTINGS, settings)
+
+    def write(place: Path) -> None:
+        say("report ...")
+        _write(folder.path, config, command, place / PAGE)
+
+    page = folder.step(REPORT, {"settings": settings}, folder.finished, write) / PAGE
+    folder.publish(page, root)
     return root
 
 
 def report(folder: str | Path, path: str | Path, *, command: str = "", force: bool = False) -> Path:
     """Write the report of a finished run folder again, to a path of your choice."""
     folder, path = Path(folder), Path(path)
-    if not (folder / "steps" / "report").is_dir():
+    if not (folder / "steps" / REPORT / "done.json").is_file():
         raise HcLensError(
             f"expected the run folder of a finished study, got {folder}; finish it with the "
             "command that began it"
@@ -95,10 +90,19 @@ def read_settings(path: str | Path) -> StudyConfig:
     return StudyConfig.from_dict(read_toml(Path(path)), str(path))
 
 
+def facts_json(facts: dict[str, Any]) -> str:
+    """Facts as JSON; a number that is not defined is null."""
+    plain = {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in facts.items()
+    }
+    return json.dumps(plain, indent=1, allow_nan=False)
+
+
 def _write(folder: Path, config: StudyConfig, command: str, path: Path) -> None:
-    from analyses.study.report import Results, build
+    from analyses.study.page import Results, build
 
     results = Results(folder, config)
-    write_text(folder / FACTS, json.dumps(results.facts(), indent=1))
+    write_text(folder / FACTS, facts_json(results.facts()))
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     build(results, write_toml(config.describe()), command, made).save(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def demo(
 
 @app.command()
 def study(
+    context: Context,
     out: Out,
     model: Annotated[str | None, typer.Option(help="organism, a directory or a Hub id.")] = None,
     task: Annotated[
@@ -81,41 +83,25 @@ def study(
     from analyses.study import read_settings
 
     if config is not None:
-        if model or task or ood:
-            raise HcLensError(
-                "expected either --config or --model, --task and --ood, got both; change the file, "
-                "or leave --config out"
-            )
+        _alone(context)
         return _run(read_settings(config), out, workers, as_json)
     if not (model and task and ood):
         raise HcLensError(
             "expected --model, --task and --ood (or --config), got "
             f"model {model!r}, task {task!r}, ood {ood!r}; name all three"
         )
-    shared = {
-        "columns": _names(columns),
-        "label": label,
-        "labels": _names(labels),
-        "max_length": max_length,
-    }
-    own = {key: value for key, value in shared.items() if value is not None}
-    place = None if task_path is None else str(task_path)
-    other = None if ood_path is None else str(ood_path)
+    own = {"columns": _names(columns), "label": label, "labels": _names(labels), "case": case}
+    shared = {"max_length": max_length}
+    inside = shared | _rows(task, task_path, own | {"case": None})
+    outside = shared | _rows(ood, ood_path, own)
     evaluation = {
-        "id": {"task": task, "path": place, "split": id_split, "limit": rows, **own},
-        "ood": {"task": ood, "path": other, "split": ood_split, "limit": rows, "case": case, **own},
+        "id": {**inside, "split": id_split, "limit": rows},
+        "ood": {**outside, "split": ood_split, "limit": rows},
     }
     settings: dict[str, Any] = {
         "model": model,
         "title": f"The heuristic core of {Path(model).name}",
-        "train": {
-            "task": task,
-            "path": place,
-            "split": train_split,
-            "limit": limit,
-            "token_budget": token_budget,
-            **own,
-        },
+        "train": {**inside, "split": train_split, "limit": limit, "token_budget": token_budget},
         "evaluation": evaluation,
         "adversarial": list(_names(adversarial) or ()),
         "checkpoints": _series(checkpoint or []),
@@ -151,11 +137,11 @@ def _run(config: StudyConfig, out: Path, workers: int | None, as_json: bool) -> 
         progress=sys.stderr.isatty(),
         say=lambda line: typer.echo(line, err=True),
     )
-    facts = json.loads((out / FACTS).read_text())
+    facts = json.loads((out / FACTS).read_text(encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps({"report": str(page), "run": str(out), "facts": facts}))
         return
-    from analyses.study.report import Results, said
+    from analyses.study.page import Results, said
 
     for line in said(Results(out, config)):
         typer.echo(line)
@@ -177,13 +163,46 @@ def _from(settings: dict[str, Any]) -> StudyConfig:
 
 def _held_out(settings: dict[str, Any]) -> None:
     """Choose the splits that were not named: train to prune on, a held-out one to evaluate."""
+    from hc_lens.cli.sweep import held_out
     from hc_lens.spec import DataSpec
 
     for spec in settings["evaluation"].values():
         if "split" not in spec:
-            splits = DataSpec.from_dict(spec).read().splits
-            held = [name for name in splits if name.startswith(("validation", "dev", "test"))]
-            spec["split"] = (held or list(splits))[0]
+            spec["split"] = held_out(DataSpec.from_dict(spec).read())
+    train = DataSpec.from_dict(settings["train"])
+    splits = train.read().splits
+    used = train.split or (splits[0] if len(splits) == 1 else "train")
+    if settings["evaluation"]["id"]["split"] == used:
+        typer.echo(
+            f"note: in domain is evaluated on the rows that are pruned on ({used}); name another "
+            "split with --id-split",
+            err=True,
+        )
+
+
+def _rows(task: str, path: Path | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Where a task's rows are; columns of your own do not hold for a named task."""
+    from hc_lens.data.known import KNOWN
+
+    named = task in KNOWN or (path is None and task.startswith("organism"))
+    place = {"task": task, "path": None if path is None else str(path)}
+    return place if named else {**place, **own}
+
+
+def _alone(context: Context) -> None:
+    """Refuse options beside --config that would be ignored."""
+    free = ("out", "workers", "as_json", "config")
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in free
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise HcLensError(
+            f"expected only --out and --workers beside --config, got {', '.join(given)}; change "
+            "the file, or leave --config out"
+        )
 
 
 def _series(given: list[str]) -> dict[str, str]:

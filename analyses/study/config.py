@@ -80,11 +80,16 @@ class StudyConfig:
     """Pairs whose attention patterns are shown."""
 
     def __post_init__(self) -> None:
-        missing = {"id", "ood"} - set(self.evaluation)
-        if missing or len(self.sparsities) < 2:
+        if set(self.evaluation) != {"id", "ood"} or len(set(self.sparsities)) < 2:
             raise HcLensError(
                 "expected evaluation rows named 'id' and 'ood' and two sparsities or more, got "
-                f"{sorted(self.evaluation)} and {list(self.sparsities)}; add what is missing"
+                f"{sorted(self.evaluation)} and {list(self.sparsities)}; give exactly these"
+            )
+        object.__setattr__(self, "sparsities", tuple(sorted(self.sparsities)))
+        if self.checkpoints.get(FINAL, self.model) != self.model:
+            raise HcLensError(
+                f"expected no checkpoint named {FINAL!r} other than the model itself, got "
+                f"{self.checkpoints[FINAL]!r}; give it another name"
             )
         if self.early is not None and self.early not in self.checkpoints:
             raise HcLensError(
@@ -108,7 +113,8 @@ class StudyConfig:
         """The subnetworks of every checkpoint at all sparsities of the grid; None without any."""
         if not self.checkpoints:
             return None
-        every = {**self.checkpoints, self.final: self.model}
+        before = {name: at for name, at in self.checkpoints.items() if name != self.final}
+        every = {**before, self.final: self.model}
         return self._sweep(every, self.grid, self.grid_seeds, self.grid_prune or self.prune)
 
     @property

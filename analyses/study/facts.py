@@ -12,7 +12,13 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.superadditive import holm
+
 Facts = dict[str, Any]
+FEWEST_ROWS = 20
+"""A case with fewer rows says nothing about super-additivity."""
+LEVEL = 0.025
+"""One-sided level, after Holm's correction."""
 
 
 def of_evaluation(table: pd.DataFrame) -> Facts:
@@ -37,7 +43,7 @@ def of_evaluation(table: pd.DataFrame) -> Facts:
 def of_spread(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[float]) -> Facts:
     """How far the subnetworks of one sparsity lie apart, in domain and on the widest case."""
     facts: Facts = {}
-    for name, sparsity in zip(("first", "second"), sparsities, strict=False):
+    for name, sparsity in (("first", sparsities[0]), ("second", sparsities[-1])):
         chosen = spread[spread["sparsity"] == sparsity]
         inside = chosen[chosen["dataset"] == "id"]
         outside = chosen[(chosen["dataset"] == "ood") & chosen["case"].isin(list(cases))]
@@ -47,8 +53,8 @@ def of_spread(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[f
             f"{name}_sparsity": float(sparsity),
             f"{name}_seeds": int(inside["seeds"].iloc[0]),
             f"{name}_id_mean": float(inside["mean"].mean()),
-            f"{name}_id_drop": float((inside["full"] - inside["mean"]).mean()),
             f"{name}_id_lowest": float(inside["min"].min()),
+            f"{name}_id_worst_drop": float((inside["full"] - inside["min"]).max()),
             f"{name}_widest_case": str(widest["case"]),
             f"{name}_widest_low": float(widest["min"]),
             f"{name}_widest_high": float(widest["max"]),
@@ -62,6 +68,7 @@ def of_core(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
     """The core, its size against chance, and the agreement of the sparsities."""
     facts: Facts = {
         "core": list(about["core"]),
+        "core_fraction": float(about["fraction"]),
         "looked_at": list(about["looked_at"]),
         "core_size": len(about["core"]),
         "heads": int(about["chance"]["units"]),
@@ -85,12 +92,19 @@ def of_core(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
 
 
 def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) -> Facts:
-    """What removing the core together costs, against each of its heads alone."""
+    """What removing the heads together costs, against each of them alone.
+
+    A case counts as super-additive if it does after Holm's correction over the cases, and has rows
+    enough for its interval to mean something.
+    """
     joint = excess[excess["size"] == len(heads)]
-    inside, outside = joint[joint["dataset"] == "id"], joint[joint["dataset"] == "ood"]
-    top = outside.loc[outside["excess"].idxmax()]
-    single = scan[~scan["set"].str.contains("+", regex=False) & scan["set"].str.contains("H")]
-    single = single[single["dataset"] == "ood"]
+    inside = joint[joint["dataset"] == "id"]
+    outside = joint[(joint["dataset"] == "ood") & (joint["n"] >= FEWEST_ROWS)]
+    outside = outside if len(outside) else joint[joint["dataset"] == "ood"]
+    sure = outside[(holm(outside["p"].to_numpy()) < LEVEL) & (outside["n"] >= FEWEST_ROWS)]
+    shown = sure if len(sure) else outside
+    top = shown.loc[shown["excess"].idxmax()]
+    single = scan[scan["set"].str.fullmatch(r"L\d+\.H\d+") & (scan["dataset"] == "ood")]
     core = single["set"].isin(list(heads))
     return {
         "joint_id_drop": float(inside["drop"].mean()),
@@ -100,7 +114,7 @@ def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) 
         "joint_excess": float(top["excess"]),
         "joint_low": float(top["low"]),
         "joint_high": float(top["high"]),
-        "superadditive_cases": int(outside["superadditive"].sum()),
+        "superadditive_cases": len(sure),
         "ablation_cases": len(outside),
         "core_head_change": float(single.loc[core, "accuracy_change"].mean()),
         "other_head_change": float(single.loc[~core, "accuracy_change"].mean()),
@@ -124,20 +138,32 @@ def of_attention(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
 
 
 def of_trace(strongest: pd.DataFrame, explained: pd.DataFrame, dependents: pd.DataFrame) -> Facts:
-    """The strongest edge from the core, what the strongest explain together, who depends on it."""
+    """The strongest edge from the core, what the strongest explain together, who depends on it.
+
+    A head with no more edges than are patched together explains nothing: it is left out.
+    """
     first = strongest.iloc[0]
-    top = explained[(explained["patched"] == "top") & (explained["dataset"] == "ood")]
-    outside: Any = dependents[dependents["dataset"] == "ood"]
+    outside = explained[explained["dataset"] == "ood"]
+    edges = outside[outside["patched"] == "all"].groupby("sender")["n_edges"].first()
+    top = outside[outside["patched"] == "top"]
+    top = top[top["n_edges"] < top["sender"].map(edges)]
     facts: Facts = {
         "edge_sender": str(first["sender"]),
         "edge_receiver": str(first["receiver"]),
         "edge_kind": str(first["kind"]),
         "edge_kl": float(first["kl"]),
-        "edges_of_each": int(top["n_edges"].max()),
-        "edges_explained": float((top["kl"] * top["n"]).sum() / (top["total_kl"] * top["n"]).sum()),
     }
-    if len(outside):
-        by_head = outside.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
+    if len(top):
+        total = (top["total_kl"] * top["n"]).sum()
+        facts |= {
+            "edges_patched": int(top["n_edges"].max()),
+            "edges_fewest": int(edges[top["sender"].unique()].min()),
+            "edges_most": int(edges[top["sender"].unique()].max()),
+            "edges_explained": float((top["kl"] * top["n"]).sum() / total),
+        }
+    cut: Any = dependents[dependents["dataset"] == "ood"]
+    if len(cut):
+        by_head = cut.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
         head = by_head["kl"].idxmax()
         change = float(by_head.loc[head, "accuracy_change"])
         facts |= {"dependent_head": str(head), "dependent_change": change}
@@ -154,8 +180,11 @@ def of_sizes(table: pd.DataFrame) -> Facts:
         for target in ("id", "ood"):
             row = cells.loc[(checkpoint, target)]
             facts[f"size_{name}_{target}"] = float(row["effective_size"])
-            facts[f"size_{name}_{target}_floor"] = bool(row["floor"])
-            facts[f"size_{name}_{target}_ceiling"] = bool(row["ceiling"])
+            facts[f"size_{name}_{target}_flags"] = [
+                flag
+                for flag in ("floor", "ceiling", "none_passes")
+                if row[flag] == True  # noqa: E712
+            ]
     return facts
 
 

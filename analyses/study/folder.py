@@ -23,6 +23,8 @@ import pandas as pd
 from hc_lens.errors import HcLensError
 
 FORMAT = "hc_lens.study.1"
+REPORT = "report"
+"""The step that writes the page."""
 METHOD = 1
 """Goes up when a step computes something else than before."""
 TEXTS = ("checkpoint", "case", "dataset", "unit", "set", "sender", "receiver", "run")
@@ -46,7 +48,8 @@ class RunFolder:
                 "something else; choose another --out"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        write_text(about, json.dumps({"format": FORMAT, "model": model}, indent=1))
+        new = {"format": FORMAT, "model": model, "pages": []}
+        write_text(about, json.dumps(new, indent=1))
 
     def _check(self, about: Mapping[str, Any], model: str) -> None:
         if about.get("format") != FORMAT:
@@ -75,20 +78,41 @@ class RunFolder:
         done = place / "done.json"
         if done.is_file() and json.loads(done.read_text()).get("key") == key:
             return place
+        # What was built on the old results is no longer whole: no report is made of it.
+        (self.path / "steps" / REPORT / "done.json").unlink(missing_ok=True)
         unfinished = place.with_name(f"{name}.unfinished")
-        for old in (unfinished, place):
-            if old.exists():
-                shutil.rmtree(old)
+        shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         run(unfinished)
         write_text(unfinished / "done.json", json.dumps({"key": key, "settings": settings}))
+        shutil.rmtree(place, ignore_errors=True)
         os.replace(unfinished, place)
         return place
+
+    def owns(self, page: Path) -> bool:
+        """Whether a page is missing or one that was published here, unchanged."""
+        return not page.exists() or _digest(page) in self._about()["pages"]
+
+    def publish(self, page: Path, place: Path) -> None:
+        """Copy a page to its place, whole, and remember it as this study's."""
+        about = self._about()
+        if _digest(page) not in about["pages"]:
+            about["pages"].append(_digest(page))
+            write_text(self.path / "study.json", json.dumps(about, indent=1))
+        if not place.exists() or place.read_bytes() != page.read_bytes():
+            write_text(place, page.read_text(encoding="utf-8"))
+
+    def _about(self) -> dict[str, Any]:
+        return json.loads((self.path / "study.json").read_text())
 
     @property
     def finished(self) -> list[str]:
         """The steps whose results are there."""
         return list(self._keys)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from hc_lens.show.report import Fact, Part, Sentence
 
 FAITHFUL = 0.05
-"""Subnetworks are faithful in domain if their mean accuracy is at most this far below the full."""
+"""Subnetworks are faithful in domain if none is further below the full model than this."""
 WIDE = 0.15
 """Seeds differ on a case if their accuracies span more than this."""
 COLLAPSE = 0.10
@@ -22,6 +22,16 @@ CHANCE = 0.01
 """A core is larger than chance if its tail probability is below this."""
 CARRIED = 0.5
 """A few edges carry the effect if they make up more than this share of it."""
+ADVERSARIAL = "adversarial"
+"""How cases are called that the heuristic gets wrong; others are out of domain only."""
+FLAGS = {
+    "floor": "the model is at its floor, where any subnetwork is faithful",
+    "ceiling": "the largest sparsity of the grid still passes",
+    "none_passes": "no sparsity of the grid passes",
+}
+"""What makes an effective size doubtful."""
+NEAR = 0.05
+"""Out of domain the model does about as well if it is at most this much below in domain."""
 FLAT = 10.0
 """An effective size that moves by at most so many percent of the units is flat."""
 
@@ -49,6 +59,7 @@ STYLES = {
     "jaccard": "two",
     "jaccard_expected": "two",
     "core_expected": "probability",
+    "core_fraction": "percent",
     "early_expected": "percent",
 }
 """How a fact is shown, by the end of its name; the longest end that fits decides."""
@@ -76,78 +87,76 @@ def write(facts: dict[str, Any], text: str, found: bool | None) -> Sentence:
 
 def of_model(facts: dict[str, Any]) -> Sentence:
     """How the full model does."""
-    worse = facts["adversarial_accuracy"] < facts["id_accuracy"] - WIDE
-    start = (
+    gap = facts["id_accuracy"] - facts["adversarial_accuracy"]
+    text = (
         "The full model is right on {id_accuracy} of {id_rows} in-domain rows and, on average over "
-        "{adversarial_cases} adversarial cases, on {adversarial_accuracy} (from "
-        "{worst_case_accuracy} on {worst_case} to {best_case_accuracy} on {best_case})"
+        "{adversarial_cases} {cases} cases, on {adversarial_accuracy} (from {worst_case_accuracy} "
+        "on {worst_case} to {best_case_accuracy} on {best_case})"
     )
-    end = (
-        ": out of domain it generalises in part."
-        if worse and facts["best_case_accuracy"] > 0.5
-        else ": out of domain it follows the heuristic."
-        if worse
-        else ": it does about as well out of domain."
-    )
-    return write(facts, start + end, worse)
+    if gap <= NEAR:
+        return write(facts, text + ": out of domain it does about as well.", False)
+    if facts["cases"] != ADVERSARIAL:
+        return write(facts, text + ": out of domain it does worse.", None)
+    if facts["best_case_accuracy"] > 0.5:
+        return write(facts, text + ": out of domain it generalises in part.", True)
+    return write(facts, text + ": out of domain it follows the heuristic.", False)
 
 
 def of_spread(facts: dict[str, Any], name: str) -> Sentence:
     """Whether subnetworks that agree in domain differ outside."""
-    faithful = facts[f"{name}_id_drop"] <= FAITHFUL
+    if facts[f"{name}_seeds"] < 2:
+        text = "With {N_sparsity} of the units removed there is one subnetwork: nothing to compare."
+        return write(facts, text.replace("N_", f"{name}_"), None)
+    faithful = facts[f"{name}_id_worst_drop"] <= FAITHFUL
     wide = facts[f"{name}_widest_spread"] > WIDE
     text = (
         "With {N_sparsity} of the units removed, the subnetworks of {N_seeds} seeds are right "
-        "in domain on {N_id_mean} on average"
+        "in domain on {N_id_mean} on average and {N_id_lowest} at least"
     )
-    text += " (faithful to the full model)" if faithful else " (no longer faithful)"
+    text += " (faithful to the full model)" if faithful else " (not all are faithful)"
     text += (
         ", and their accuracy on {N_widest_case} ranges from {N_widest_low} to {N_widest_high}: "
         if wide
-        else ", and on no adversarial case do their accuracies lie further apart than "
+        else ", and on no {cases} case do their accuracies lie further apart than "
         "{N_widest_spread} points ({N_widest_case}): "
     )
     text += {
-        (True, True): "equal in domain, they generalise differently.",
-        (True, False): "equal in domain, they also generalise alike.",
+        (True, True): "close in domain, they generalise differently.",
+        (True, False): "close in domain, they also generalise alike.",
         (False, True): "they differ, but not at equal in-domain accuracy.",
-        (False, False): "the seeds agree, at a loss in domain.",
+        (False, False): "outside the seeds agree, in domain some are lost.",
     }[faithful, wide]
     return write(facts, text.replace("N_", f"{name}_"), faithful and wide)
 
 
 def of_collapse(facts: dict[str, Any]) -> Sentence:
     """Whether sparser subnetworks lose what goes beyond the heuristic."""
-    lost = facts["first_adversarial_mean"] - facts["second_adversarial_mean"]
-    start = (
-        "From {first_sparsity} to {second_sparsity} removed, mean accuracy on the adversarial "
+    lost = facts["first_adversarial_mean"] - facts["second_adversarial_mean"] > COLLAPSE
+    text = (
+        "From {first_sparsity} to {second_sparsity} removed, mean accuracy on the {cases} "
         "cases goes from {first_adversarial_mean} to {second_adversarial_mean}"
     )
-    end = (
-        ": smaller subnetworks lose what goes beyond the heuristic."
-        if lost > COLLAPSE
-        else ": no clear loss."
-    )
-    return write(facts, start + end, lost > COLLAPSE)
+    if not lost:
+        return write(facts, text + ": no clear loss.", False)
+    if facts["cases"] != ADVERSARIAL:
+        return write(facts, text + ": smaller subnetworks do worse outside.", None)
+    return write(facts, text + ": smaller subnetworks lose what goes beyond the heuristic.", True)
 
 
 def of_core(facts: dict[str, Any]) -> Sentence:
     """Whether subnetworks share more heads than chance."""
-    size, tail = facts["core_size"], facts["core_tail"]
+    size = facts["core_size"]
+    which = "all" if facts["core_fraction"] == 1 else "at least {core_fraction} of the"
+    instead = "; what follows looks at the most frequent ones: {looked_at}."
     if size == 0:
-        text = (
-            "No head is in all {subnetworks} subnetworks (chance expects {core_expected}); what "
-            "follows looks at the most frequent ones: {looked_at}."
-        )
-        return write(facts, text, False)
-    verb = "appears" if size == 1 else "appear"
-    text = (
-        f"{{core_size}} of {{heads}} heads {verb} in all {{subnetworks}} subnetworks ({{core}}); "
-    )
-    text += "chance expects {core_expected} (probability of as many or more: {core_tail}). "
-    above = tail < CHANCE
-    text += "They share a core." if above else "That is not more than chance would give."
-    return write(facts, text, above)
+        text = f"No head is in {which} {{subnetworks}} subnetworks (chance expects "
+        return write(facts, f"{text}{{core_expected}}){instead}", False)
+    above = facts["core_tail"] < CHANCE
+    text = "{core_size} of {heads} heads " + ("appears in " if size == 1 else "appear in ")
+    text += f"{which} {{subnetworks}} subnetworks ({{core}}); chance expects {{core_expected}} "
+    text += "(probability of as many or more: {core_tail}): "
+    text += "they share a core" if above else "not more than chance would give"
+    return write(facts, text + (instead if size == 1 else "."), above)
 
 
 def of_ranks(facts: dict[str, Any]) -> Sentence:
@@ -189,62 +198,71 @@ def of_joint(facts: dict[str, Any]) -> Sentence:
     )
     if some:
         text = f"The {who} are super-additive on {{superadditive_cases}} of {{ablation_cases}} "
-        text += f"adversarial cases: {numbers}. In domain it costs {{joint_id_drop}}."
+        text += f"{{cases}} cases: {numbers}. In domain it costs {{joint_id_drop}}."
     else:
-        text = f"The {who} are super-additive on none of {{ablation_cases}} adversarial cases; "
+        text = f"The {who} are super-additive on none of {{ablation_cases}} {{cases}} cases; "
         text += f"nearest, {numbers}. In domain it costs {{joint_id_drop}}."
     return write(facts, text, some)
 
 
 def of_attention(facts: dict[str, Any]) -> Sentence:
     """Whether core heads look for the same word in the other sentence."""
+    if math.isnan(facts["overlap_core_mass"]):
+        return write(facts, "The rows have no word that stands in two sentences.", None)
     some = facts["overlap_core"] > 0
     mass = (
         "on average they give it {overlap_core_mass} of their attention, other heads "
         "{overlap_other_mass}, uniform attention {overlap_chance}"
     )
+    where = "mainly at the same content word in the other sentence"
     text = (
-        "{overlap_core} of these heads ({overlap_heads}) look mainly at the same word in the other "
-        f"sentence; {mass}."
+        f"{{overlap_core}} of these heads ({{overlap_heads}}) look {where}; {mass}."
         if some
-        else f"None of these heads looks mainly at the same word in the other sentence; {mass}."
+        else f"None of these heads looks {where}; {mass}."
     )
     return write(facts, text, some)
 
 
 def of_trace(facts: dict[str, Any]) -> Sentence:
     """Whether a few edges carry what the core does."""
-    carried = facts["edges_explained"] > CARRIED
-    text = (
-        "On adversarial rows the strongest edge from these heads leads from {edge_sender} to "
-        "{READER}; the {edges_of_each} strongest edges of each head together make up "
-        "{edges_explained} of what removing it changes (KL)"
-    )
-    kinds = {"mlp": "{edge_receiver}", "classifier": "the classifier"}
-    text = text.replace(
-        "{READER}", kinds.get(facts["edge_kind"], "the {edge_kind} of {edge_receiver}")
-    )
-    text += ": a few wires carry most of it." if carried else ": it is spread over many wires."
+    readers = {"mlp": "{edge_receiver}", "classifier": "the classifier"}
+    reader = readers.get(facts["edge_kind"], "the {edge_kind} of {edge_receiver}")
+    text = "On {cases} rows the strongest edge from these heads leads from {edge_sender} to "
+    text += reader
+    carried = None
+    if "edges_explained" in facts:
+        carried = facts["edges_explained"] > CARRIED
+        text += (
+            "; the {edges_patched} strongest edges of each head, of {edges_fewest} to "
+            "{edges_most}, together make up {edges_explained} of what removing it changes (KL): "
+        )
+        text += "a few wires carry most of it" if carried else "it is spread over many wires"
+    text += "."
     if "dependent_head" in facts:
         text += (
             " The head that depends on them most is {dependent_head}: cutting it off from them "
-            "alone changes adversarial accuracy by {dependent_change} points on average."
+            "alone changes accuracy there by {dependent_change} points on average."
         )
     return write(facts, text, carried)
 
 
 def of_sizes(facts: dict[str, Any]) -> Sentence:
     """Whether generalising took more of the network while the in-domain part stayed."""
-    moved = facts["size_last_id"] - facts["size_first_id"]
-    grown = facts["size_last_ood"] - facts["size_first_ood"]
-    start = (
+    flat = abs(facts["size_last_id"] - facts["size_first_id"]) <= FLAT
+    rises = facts["size_last_ood"] - facts["size_first_ood"] > FLAT
+    text = (
         "From checkpoint {size_first_checkpoint} to {size_last_checkpoint} the effective size goes "
         "from {size_first_id}% to {size_last_id}% of the units in domain and from "
-        "{size_first_ood}% to {size_last_ood}% on the adversarial cases"
+        "{size_first_ood}% to {size_last_ood}% on the {cases} cases: "
     )
-    inside = "in domain it stays about the same" if abs(moved) <= FLAT else "in domain it moves too"
-    outside = "outside it rises" if grown > FLAT else "outside it does not rise"
-    text = f"{start}: {inside}, {outside}."
-    if facts["size_first_ood_floor"]:
-        text += " (The first model is at its floor outside, where any subnetwork is faithful.)"
-    return write(facts, text, abs(moved) <= FLAT and grown > FLAT)
+    text += "in domain it stays about the same, " if flat else "in domain it moves too, "
+    text += "outside it rises." if rises else "outside it does not rise."
+    told = [
+        f"{where} at checkpoint {facts[f'size_{name}_checkpoint']} {FLAGS[flag]}"
+        for name in ("first", "last")
+        for target, where in (("id", "in domain"), ("ood", "outside"))
+        for flag in facts[f"size_{name}_{target}_flags"]
+    ]
+    if told:
+        text += f" To be read with care: {'; '.join(told)}."
+    return write(facts, text, None if told else flat and rises)

@@ -27,6 +27,7 @@ import torch
 
 import hc_lens as hc
 from analyses import composition, effective_size, lexical_overlap, subnetworks, superadditive
+from analyses.composition.layers import check_supported
 from analyses.interactions import CaseBatches
 from analyses.study.config import StudyConfig
 from analyses.study.folder import RunFolder, read_table, write_table
@@ -40,6 +41,8 @@ MOST_TRACED = 12
 """Heads whose readers are traced; a larger core is cut, in order of the layers."""
 SHOWN_EDGES = 40
 """Edges in the table of the strongest."""
+MOST_TOKENS = 100
+"""Longer rows are not shown as patterns."""
 FEW_HEADS = 3
 """Heads that stand in for a core of fewer than two."""
 
@@ -84,9 +87,17 @@ class Steps:
 
     def run(self) -> None:
         """Run what is not there yet."""
+        # What cannot work is told before the long steps, not after them.
+        check_supported(self.model)
+        _ = self.adversarial
         rows = {"train": self.train.fingerprint}
         rows |= {name: batches.fingerprint for name, batches in self.data.items()}
-        inputs = {"model": self.model.fingerprint, **rows, "adversarial": list(self.cases)}
+        series = {
+            name: self.model.fingerprint if given == self.config.model else _fingerprint(given)
+            for name, given in self.config.checkpoints.items()
+        }
+        inputs = {"model": self.model.fingerprint, **rows, "checkpoints": series}
+        inputs |= {"adversarial": list(self.cases)}
         self._step("inputs", inputs, (), lambda place: None)
         self.evaluate()
         self.means()
@@ -176,10 +187,13 @@ class Steps:
                 seed=spec.seed,
                 max_length=spec.max_length,
             )
-            table = lexical_overlap.scores(self.model, rows, progress=self.progress)
+            # Function words stand in every sentence; what matters is the copy of a content word.
+            content = lexical_overlap.WordRule(stop_words=lexical_overlap.STOP_WORDS)
+            table = lexical_overlap.scores(self.model, rows, words=content, progress=self.progress)
             write_table(place, "attention", table)
             for at, shown in enumerate(self._examples()):
-                (place / f"pattern-{at}.html").write_text(shown.fragment(f"pattern-{at}"))
+                text = shown.fragment(f"pattern-{at}")
+                (place / f"pattern-{at}.html").write_text(text, encoding="utf-8")
 
         settings = {"rows": self.config.attention_rows, "examples": self.config.examples}
         return self._step("attention", settings, ("core",), run)
@@ -224,7 +238,8 @@ class Steps:
             chosen = table[(table["dataset"] != "ood") | table["case"].isin(self.cases)]
             write_table(place, "by_sparsity", subnetworks.by_sparsity(chosen, full))
 
-        return self._step("effective_size", {"margin": self.config.margin}, ("grid",), run)
+        settings = {"margin": self.config.margin, "floors": self._floors()}
+        return self._step("effective_size", settings, ("grid",), run)
 
     def _floors(self) -> dict[str, float]:
         """The accuracy of knowing nothing; on adversarial cases that of the heuristic: none."""
@@ -271,15 +286,21 @@ class Steps:
         return hc.Means.load(self.means() / "means.safetensors")
 
     def _examples(self) -> list[Any]:
-        """The first rows of the adversarial cases, one a case, with the core's patterns."""
-        task, split = self.config.evaluation["ood"].read(), self.config.evaluation["ood"].split
-        rows = task.dataset(split).to_pandas()
-        chosen = [rows[rows["case"] == case].iloc[0] for case in self.cases]
+        """The first evaluated row of each adversarial case that fits a page, with its patterns."""
+        spec = self.config.evaluation["ood"]
+        task = spec.read()
+        table = task.dataset(spec.split)
+        found: dict[str, int] = {}
+        for batch in self.data["ood"]:
+            lengths = batch.mask.sum(1).tolist()
+            for case, row, length in zip(batch.cases, batch.rows.tolist(), lengths, strict=True):
+                if case in self.cases and length <= MOST_TOKENS:
+                    found.setdefault(case, row)
         shown = []
-        for row in chosen[: self.config.examples]:
-            texts = [row[column] for column in task.columns]
+        for case in [case for case in self.cases if case in found][: self.config.examples]:
+            texts = [table[found[case]][column] for column in task.columns]
             figure = hc.show.attention(self.model, *texts, heads=self.heads[:MOST_HEADS])
-            shown.append(dataclasses.replace(figure, title=row["case"].replace("_", " ")))
+            shown.append(dataclasses.replace(figure, title=case.replace("_", " ")))
         return shown
 
 
@@ -291,11 +312,12 @@ def write_core(config: StudyConfig, found: dict[Any, hc.Subnetwork], out: Path) 
     often = (
         table.groupby("unit", sort=False)["count"].sum().sort_values(ascending=False, kind="stable")
     )
-    first, second = config.sparsities[:2]
+    first, second = config.sparsities[0], config.sparsities[-1]
     write_table(out, "frequencies", table)
     write_table(out, "jaccard", subnetworks.jaccard(final))
     about: dict[str, Any] = {
         "core": heads,
+        "fraction": config.core_fraction,
         "looked_at": heads if len(heads) > 1 else list(often.index[:FEW_HEADS]),
         "chance": dataclasses.asdict(subnetworks.chance(final, config.core_fraction)),
         "spearman": subnetworks.spearman(table, first, second)._asdict(),
@@ -320,6 +342,10 @@ def read_subnetworks(place: Path) -> dict[tuple[str, float, int], hc.Subnetwork]
             space, keep, "", config=config
         )
     return found
+
+
+def _fingerprint(name: str) -> str:
+    return read_model(name).fingerprint
 
 
 def _kind(dataset: str, case: str, adversarial: tuple[str, ...]) -> str:

@@ -26,13 +26,13 @@ from hc_lens.errors import HcLensError
 RESULT = "result.json"
 
 
-def check_folder(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder with the results of something else."""
+def check_folder(folder: Path, settings: Mapping[str, Any], free: Sequence[str] = ()) -> None:
+    """Refuse a folder with the results of something else; `free` settings may differ."""
     if not folder.is_dir():
         return
     found = sorted(place.name for place in folder.iterdir())
     if found and found != [FILE]:
-        _check_same(folder, settings, found)
+        _check_same(folder, settings, found, free)
 
 
 def start_folder(
@@ -86,14 +86,16 @@ def finished(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _check_same(folder: Path, settings: Mapping[str, Any], found: Sequence[str]) -> None:
+def _check_same(
+    folder: Path, settings: Mapping[str, Any], found: Sequence[str], free: Sequence[str]
+) -> None:
     if FILE not in found:
         raise HcLensError(
             f"expected a new folder for the results, got {folder} with {list(found[:3])}; "
             "give another --out, or pass --force to write into it"
         )
     there = read_toml(folder / FILE)
-    keys = [key for key in {**there, **settings} if key != "out"]
+    keys = [key for key in {**there, **settings} if key not in ("out", *free)]
     other = [key for key in keys if there.get(key) != settings.get(key)]
     if other:
         key = other[0]

@@ -47,12 +47,14 @@ class Run:
         writes: Sequence[str] = (),
         summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
         checks: bool = True,
+        free: Sequence[str] = (),
     ):
         """Read the options and check the folder of --out.
 
         `writes` names the files there that the command makes beside its table; `summary` makes the
         table that is shown, where the whole one is too long for the eye. Without `checks` the
-        command itself sees to it that the folder is its own.
+        command itself sees to it that the folder is its own. A folder is gone on with when settings
+        other than the `free` ones are the same.
         """
         self.summary = summary
         self.values = dict(context.params)
@@ -70,7 +72,7 @@ class Run:
         self.writes = [*writes, *(f"table.{suffix}" for suffix in FORMATS)]
         self.force = self.values.get("force", False)
         if self.out is not None and checks and not self.force:
-            check_folder(self.out, self.settings)
+            check_folder(self.out, self.settings, free)
 
     @property
     def folder(self) -> Path:

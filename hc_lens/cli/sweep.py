@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from hc_lens.sweep import SweepConfig
 
 NEEDED = ("model", "task", "sparsity", "seeds")
+FREE = ("model", "sparsity", "seeds", "store", "engine", "workers", "cpus", "gpus", "address")
+"""What may change when a sweep goes on in its folder: more runs, or another place to run them."""
 
 
 def command(
@@ -79,29 +82,36 @@ def command(
     label: options.Label = "label",
     labels: options.Labels = None,
     case: options.Case = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder or address of the runs.")] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes at once.")] = None,
+    cpus: Annotated[float, typer.Option(help="Ray: processors of each run.")] = 1,
+    gpus: Annotated[float, typer.Option(help="Ray: GPUs of each run.")] = 0,
+    address: Annotated[str | None, typer.Option(help="Ray: address of the cluster.")] = None,
     format: options.Format = "csv",
     force: options.Force = False,
     as_json: options.Json = False,
     config: options.Config = None,
 ) -> None:
     """Find subnetworks for many checkpoints, sparsities and seeds."""
+    from hc_lens import engines
     from hc_lens.sweep import sweep
 
     chosen = sweep_config(context.params)
-    run = Run(context, summary=by_seed)
+    run = Run(context, summary=by_seed, free=FREE)
     run.begin(resumes=True)
-    place = store or run.folder / "runs"
+    place = store or str(run.folder / "runs")
+    where = engines.named(engine, workers)
+    if isinstance(where, engines.Ray):
+        where = engines.Ray(workers, cpus=cpus, gpus=gpus, address=address)
     run.screen.note(f"{chosen.n_runs} runs in {place}; what is there is not run again")
-    runs = sweep(chosen, store=place, engine=engine, workers=workers, progress=True)
+    runs = sweep(chosen, store=place, engine=where, progress=True)
     run.finish(
         runs.table,
         runs=len(runs.subnetworks),
         failed=len(runs.failed),
         checkpoints=list(runs.checkpoints),
-        store=str(place),
+        store=place,
     )
     if len(runs.failed):
         first = runs.failed.iloc[0]
@@ -136,6 +146,8 @@ def sweep_config(values: Mapping[str, Any]) -> SweepConfig:
     limit = values["evaluation_limit"]
     evaluation = {"id": options.rows(values, split=split, limit=limit)}
     other = options.ood(values, limit=limit)
+    if other is not None and other.split is None:
+        other = dataclasses.replace(other, split=held_out(other.read()))
     return SweepConfig(
         checkpoints=checkpoints(values["model"]),
         train=train,

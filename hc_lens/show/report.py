@@ -108,6 +108,8 @@ class Table:
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
         if not self._numeric(name):
+            if pd.isna(value):
+                return {"column": name, "value": "", "text": MISSING, "number": False}
             text = {True: "yes", False: "no"}.get(value, value) if _is_bool(value) else value
             return {"column": name, "value": str(value), "text": str(text), "number": False}
         exact = "" if math.isnan(value) else repr(value.item() if hasattr(value, "item") else value)

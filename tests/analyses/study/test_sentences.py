@@ -11,6 +11,7 @@ from analyses.study import sentences
 from hc_lens.show.report import Fact
 
 FACTS: dict[str, Any] = {
+    "cases": "adversarial",
     "id_rows": 600,
     "id_accuracy": 0.988,
     "adversarial_cases": 8,
@@ -22,7 +23,8 @@ FACTS: dict[str, Any] = {
     "first_sparsity": 0.5,
     "first_seeds": 12,
     "first_id_mean": 0.986,
-    "first_id_drop": 0.002,
+    "first_id_lowest": 0.98,
+    "first_id_worst_drop": 0.008,
     "first_widest_case": "passive",
     "first_widest_low": 0.2,
     "first_widest_high": 0.41,
@@ -33,6 +35,7 @@ FACTS: dict[str, Any] = {
     "core": ["L0.H6", "L1.H1"],
     "looked_at": ["L0.H6", "L1.H1"],
     "core_size": 2,
+    "core_fraction": 1.0,
     "heads": 32,
     "subnetworks": 24,
     "core_expected": 0.004,
@@ -64,7 +67,19 @@ FACTS: dict[str, Any] = {
     "size_last_id": 25.0,
     "size_first_ood": 10.0,
     "size_last_ood": 50.0,
-    "size_first_ood_floor": False,
+    "size_first_id_flags": [],
+    "size_first_ood_flags": [],
+    "size_last_id_flags": [],
+    "size_last_ood_flags": [],
+    "edge_sender": "L0.H6",
+    "edge_receiver": "L1.H1",
+    "edge_kind": "v",
+    "edges_patched": 10,
+    "edges_fewest": 20,
+    "edges_most": 40,
+    "edges_explained": 0.8,
+    "dependent_head": "L1.H4",
+    "dependent_change": -0.026,
 }
 
 
@@ -72,11 +87,15 @@ FACTS: dict[str, Any] = {
     ("make", "changes", "found", "words"),
     [
         (sentences.of_model, {}, True, "generalises in part"),
-        (sentences.of_model, {"best_case_accuracy": 0.2}, True, "follows the heuristic"),
-        (sentences.of_model, {"adversarial_accuracy": 0.98}, False, "about as well out of domain"),
+        (sentences.of_model, {"best_case_accuracy": 0.2}, False, "follows the heuristic"),
+        (sentences.of_model, {"adversarial_accuracy": 0.98}, False, "does about as well"),
+        (sentences.of_model, {"cases": "out-of-domain"}, None, "it does worse"),
         (sentences.of_collapse, {}, True, "lose what goes beyond the heuristic"),
         (sentences.of_collapse, {"second_adversarial_mean": 0.35}, False, "no clear loss"),
-        (sentences.of_core, {}, True, "They share a core"),
+        (sentences.of_collapse, {"cases": "out-of-domain"}, None, "do worse outside"),
+        (sentences.of_core, {}, True, "they share a core."),
+        (sentences.of_core, {"core_fraction": 0.9}, True, "in at least 90.0% of the 24"),
+        (sentences.of_core, {"core_size": 1}, True, "looks at the most frequent ones"),
         (sentences.of_core, {"core_tail": 0.4}, False, "not more than chance"),
         (sentences.of_core, {"core": [], "core_size": 0}, False, "No head is in all 24"),
         (sentences.of_ranks, {}, True, "are often kept at 70.0% too"),
@@ -88,15 +107,26 @@ FACTS: dict[str, Any] = {
         (sentences.of_early, {"early_size": 0}, False, "has no core"),
         (sentences.of_joint, {}, True, "super-additive on 1 of 8"),
         (sentences.of_joint, {"superadditive_cases": 0}, False, "super-additive on none of 8"),
-        (sentences.of_attention, {}, True, "(L0.H6) look mainly at the same word"),
+        (sentences.of_attention, {}, True, "(L0.H6) look mainly at the same content word"),
+        (sentences.of_attention, {"overlap_core_mass": math.nan}, None, "no word that stands in"),
+        (sentences.of_trace, {}, True, "to the v of L1.H1; the 10 strongest edges of each head"),
+        (sentences.of_trace, {"edges_explained": 0.2}, False, "spread over many wires"),
+        (sentences.of_trace, {"edge_kind": "classifier"}, True, "to the classifier;"),
         (sentences.of_attention, {"overlap_core": 0}, False, "None of these heads"),
         (sentences.of_sizes, {}, True, "stays about the same, outside it rises"),
         (sentences.of_sizes, {"size_last_id": 60.0}, False, "in domain it moves too"),
         (sentences.of_sizes, {"size_last_ood": 12.0}, False, "outside it does not rise"),
-        (sentences.of_sizes, {"size_first_ood_floor": True}, True, "any subnetwork is faithful"),
+        (
+            sentences.of_sizes,
+            {"size_first_ood_flags": ["floor"]},
+            None,
+            "outside at checkpoint 200",
+        ),
     ],
 )
-def test_the_wording_follows_the_numbers(make, changes: dict, found: bool, words: str) -> None:
+def test_the_wording_follows_the_numbers(
+    make, changes: dict, found: bool | None, words: str
+) -> None:
     sentence = make(FACTS | changes)
     assert words in sentence.plain
     assert sentence.found is found
@@ -105,17 +135,23 @@ def test_the_wording_follows_the_numbers(make, changes: dict, found: bool, words
 @pytest.mark.parametrize(
     ("drop", "spread", "words"),
     [
-        (0.002, 0.21, "ranges from 20.0% to 41.0%: equal in domain, they generalise differently"),
+        (0.002, 0.21, "ranges from 20.0% to 41.0%: close in domain, they generalise differently"),
         (0.002, 0.05, "no adversarial case do their accuracies lie further apart than 5.0 points"),
-        (0.2, 0.21, "(no longer faithful)"),
-        (0.2, 0.05, "the seeds agree, at a loss in domain"),
+        (0.2, 0.21, "(not all are faithful)"),
+        (0.2, 0.05, "outside the seeds agree, in domain some are lost"),
     ],
 )
 def test_faithful_and_spread_are_told_apart(drop: float, spread: float, words: str) -> None:
-    changes = {"first_id_drop": drop, "first_widest_spread": spread}
+    changes = {"first_id_worst_drop": drop, "first_widest_spread": spread}
     sentence = sentences.of_spread(FACTS | changes, "first")
     assert words in sentence.plain
     assert sentence.found is (drop < 0.05 and spread > 0.15)
+
+
+def test_one_seed_has_nothing_to_compare() -> None:
+    sentence = sentences.of_spread(FACTS | {"first_seeds": 1}, "first")
+    assert "one subnetwork: nothing to compare" in sentence.plain
+    assert sentence.found is None
 
 
 def test_every_number_of_a_sentence_is_a_fact_with_its_name() -> None:

@@ -87,7 +87,7 @@ def test_a_sweep_of_options_has_the_settings_of_pruning():
     assert config.train == DataSpec("organism", limit=9, seed=4)
     assert config.evaluation == {
         "id": DataSpec("organism", split="validation", limit=7, seed=4),
-        "ood": DataSpec("organism-ood", limit=7, seed=4),
+        "ood": DataSpec("organism-ood", split="validation", limit=7, seed=4),
     }
 
 

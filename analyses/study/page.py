@@ -55,7 +55,7 @@ class Results:
     @property
     def has_series(self) -> bool:
         """Whether checkpoints were compared."""
-        return self.place("effective_size").is_dir()
+        return self.config.grid_sweep() is not None
 
     def trace(self) -> composition.Trace:
         """Who reads the core."""
@@ -64,7 +64,8 @@ class Results:
     def facts(self) -> numbers.Facts:
         """All numbers of the sentences."""
         heads = self.core["looked_at"]
-        found = numbers.of_evaluation(self.table("evaluate", "evaluation"))
+        found = {"cases": "adversarial" if self.config.adversarial else "out-of-domain"}
+        found |= numbers.of_evaluation(self.table("evaluate", "evaluation"))
         found |= numbers.of_spread(self.table("core", "spread"), self.cases, self.config.sparsities)
         found |= numbers.of_core(self.core, self.table("core", "jaccard"))
         excess, scan = self.table("ablation", "excess"), self.table("ablation", "scan")
@@ -161,7 +162,7 @@ def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
 
 
 def _core(results: Results, facts: Mapping[str, Any]) -> Section:
-    first, second = results.config.sparsities[:2]
+    first, second = results.config.sparsities[0], results.config.sparsities[-1]
     table = results.table("core", "frequencies")
     said = [sentences.of_core(dict(facts)), sentences.of_ranks(dict(facts))]
     if "early_size" in facts:
@@ -207,9 +208,9 @@ def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
     columns = ["unit", "score", "value", "low", "high", "chance", "permuted", "n", "role"]
     shares = dict.fromkeys(("value", "low", "high", "chance", "permuted"), "percent")
     items: list[Any] = [
-        Drawing.of(drawing, "What the core heads look at"),
+        Drawing.of(drawing, "What these heads look at"),
         Drawing.of(maps, "Attention to the same word in the other sentence, every head"),
-        _table(chosen[columns], "attention/attention.csv", "Attention of the core heads", shares),
+        _table(chosen[columns], "attention/attention.csv", "Attention of these heads", shares),
     ]
     for path in sorted(results.place("attention").glob("pattern-*.html")):
         items.append(Html(path.read_text(encoding="utf-8")))
