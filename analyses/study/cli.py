@@ -129,14 +129,18 @@ def _run(config: StudyConfig, out: Path, workers: int | None, as_json: bool) -> 
     from analyses.study import FACTS
     from analyses.study import run as run_study
 
-    page = run_study(
-        config,
-        out,
-        command=_command(),
-        workers=workers,
-        progress=sys.stderr.isatty(),
-        say=lambda line: typer.echo(line, err=True),
-    )
+    from hc_lens.cli.screen import quiet_reading
+
+    progress = sys.stderr.isatty()
+    with quiet_reading(progress):
+        page = run_study(
+            config,
+            out,
+            command=_command(),
+            workers=workers,
+            progress=progress,
+            say=lambda line: typer.echo(line, err=True),
+        )
     facts = json.loads((out / FACTS).read_text(encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps({"report": str(page), "run": str(out), "facts": facts}))

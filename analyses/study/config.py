@@ -177,25 +177,27 @@ def demo(full: bool = False) -> StudyConfig:
     """The study of the organism: minutes on two cores, or the paper's size."""
     last = organism.steps()[-1]
     series = [step for step in organism.steps() if step > 0]
-    chosen = series if full else [200, 400, 800, last]
+    chosen = series if full else [400, 800, 1200, last]
     grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
     short = {"steps": 250, "accumulate": 2} if full else {"steps": 250}
     return StudyConfig(
         model=ORGANISM,
         title="The heuristic core of the organism",
-        train=DataSpec(ORGANISM, split="train", limit=8000, token_budget=512),
+        train=DataSpec(ORGANISM, split="train", limit=6000, token_budget=512),
         evaluation={
-            "id": DataSpec(ORGANISM, split="validation", limit=2000 if full else 600),
-            "ood": DataSpec("organism-ood", limit=None if full else 1600),
+            "id": DataSpec(ORGANISM, split="validation", limit=2000 if full else 400),
+            "ood": DataSpec("organism-ood", limit=None if full else 1280),
         },
         adversarial=PAPER_CASES["organism-ood"],
         checkpoints={
             str(step): ORGANISM if step == last else f"{ORGANISM}:{step}" for step in chosen
         },
         early="400",
+        sparsities=(0.5, 0.6),
+        seeds=PAPER_SEEDS if full else PAPER_SEEDS[:8],
         prune=short,
-        grid=grid if full else (0.3, 0.5, 0.7, 0.8, 0.9),
+        grid=grid if full else (0.1, 0.2, 0.4, 0.6, 0.8),
         grid_seeds=PAPER_SEEDS[: 3 if full else 2],
         grid_prune={"steps": 250 if full else 120},
-        trace_rows=800,
+        trace_rows=800 if full else 400,
     )

@@ -33,7 +33,7 @@ from hc_lens.spec import DataSpec
 from hc_lens.sweep import Runs, sweep
 from hc_lens.sweepconfig import SweepConfig
 
-PAIR = (0.5, 0.7)
+PAIR = (0.5, 0.6)
 """The two sparsities of the core."""
 GRID = tuple(tenth / 10 for tenth in range(1, 10))
 """The sparsities of the effective size."""

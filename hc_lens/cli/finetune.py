@@ -14,6 +14,7 @@ import typer
 from hc_lens.cli import options
 from hc_lens.cli.folder import write_settings
 from hc_lens.cli.run import Run
+from hc_lens.cli.screen import quiet_reading
 from hc_lens.cli.settings import Context
 from hc_lens.errors import HcLensError
 
@@ -75,7 +76,7 @@ def command(
     run.screen.note(f"fine-tuning {model} on {rows.name} for {chosen.steps} steps")
     new = not (out / RUN).exists()
     try:
-        with run.reading():
+        with quiet_reading(run.progress):
             result = finetune(
                 model,
                 rows,

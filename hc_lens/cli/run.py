@@ -13,14 +13,13 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.cli import options
 from hc_lens.cli.folder import RESULT, check_folder, finished, start_folder, write
-from hc_lens.cli.screen import Screen, records
+from hc_lens.cli.screen import Screen, quiet_reading, records
 from hc_lens.cli.settings import Context, command_of, settings_of
 from hc_lens.errors import HcLensError
 from hc_lens.spec import DataSpec, read_model
@@ -96,7 +95,7 @@ class Run:
 
     def rows(self, model: Any, spec: DataSpec) -> Batches:
         """The rows of a description, in batches for the model."""
-        with self.reading():
+        with quiet_reading(self.progress):
             batches = spec.batches(model)
         if batches.name in self.inputs:
             raise HcLensError(
@@ -107,20 +106,6 @@ class Run:
         cut = f", {batches.n_truncated} of them cut" if batches.n_truncated else ""
         self.screen.note(f"{batches.name}: {batches.n_rows} rows{cut}")
         return batches
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Keep the progress bars of ``datasets`` off a stream that is no terminal."""
-        import datasets
-
-        hidden = datasets.are_progress_bars_disabled()
-        if not self.progress:
-            datasets.disable_progress_bars()
-        try:
-            yield
-        finally:
-            if not hidden:
-                datasets.enable_progress_bars()
 
     def evaluation(self, model: Any) -> dict[str, Batches]:
         """The rows of --task and of --ood, by name."""
@@ -167,7 +152,7 @@ class Run:
             )
         if batches is None:
             spec = dataclasses.replace(options.rows(self.values), split=None)
-            with self.reading():
+            with quiet_reading(self.progress):
                 batches = spec.batches(model)
         self.screen.note(f"collecting means over {batches.n_rows} rows of {batches.name}")
         means = collect_means(model, batches, progress=self.progress)
