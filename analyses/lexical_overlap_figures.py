@@ -25,6 +25,8 @@ FIGURE_9 = ("overlap", "previous", "next", "separator")
 """The scores of the paper's figure."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+WIDTH_OF_ENTRY = 1.6
+"""Inches that an entry of the legend needs."""
 N_UNITS = 8
 """Heads in the bar chart if none are named."""
 
@@ -72,7 +74,8 @@ def figure(
     axes.set_ylabel("attention mass")
     axes.set_ylim(0, 1)
     axes.spines[["top", "right"]].set_visible(False)
-    drawing.legend(loc="outside upper center", ncols=len(scores) + 2, frameon=False)
+    columns = max(2, int(drawing.get_figwidth() / WIDTH_OF_ENTRY))
+    drawing.legend(loc="outside upper center", ncols=min(columns, len(scores) + 2), frameon=False)
     return drawing
 
 

@@ -128,7 +128,6 @@ def report(
 def _run(config: StudyConfig, out: Path, workers: int | None, as_json: bool) -> None:
     from analyses.study import FACTS
     from analyses.study import run as run_study
-
     from hc_lens.cli.screen import quiet_reading
 
     progress = sys.stderr.isatty()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
 from analyses.superadditive import holm
 
 Facts = dict[str, Any]
@@ -122,15 +123,22 @@ def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) 
 
 
 def of_attention(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
-    """How many of the core heads look at the same word in the other sentence."""
+    """How many of the core heads look at the same word in the other sentence.
+
+    Those count that give it a fifth of their attention, twice as much as uniform attention and as
+    their own attention with another row's hypothesis, whatever else they look at.
+    """
     overlap = table[table["score"] == "overlap"]
     inside = overlap["unit"].isin(list(heads))
-    roles = table.drop_duplicates("unit").set_index("unit")["role"].fillna("")
-    named = [head for head in heads if roles[head] == "overlap"]
+    baseline = overlap[["chance", "permuted"]].max(axis=1)
+    least = (ROLE_RATIO * baseline).clip(lower=ROLE_MASS)
+    sure = overlap[overlap["low"].fillna(overlap["value"]) >= least]["unit"]
+    named = [head for head in heads if head in set(sure)]
     return {
         "overlap_heads": named,
         "overlap_core": len(named),
-        "overlap_all": int((roles == "overlap").sum()),
+        "overlap_all": len(sure),
+        "overlap_least": ROLE_MASS,
         "overlap_core_mass": float(overlap.loc[inside, "value"].mean()),
         "overlap_other_mass": float(overlap.loc[~inside, "value"].mean()),
         "overlap_chance": float(overlap["chance"].iloc[0]),

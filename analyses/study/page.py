@@ -32,7 +32,7 @@ from hc_lens import __version__
 from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
 PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")
-SHARES = ("accuracy", "frequency", "full", "min", "max", "mean", "sparsity")
+SHARES = ("accuracy", "frequency", "full", "min", "max", "mean", "std", "sparsity")
 
 
 class Results:
@@ -183,13 +183,14 @@ def _ablation(results: Results, facts: Mapping[str, Any]) -> Section:
     joint = excess[excess["size"] == len(heads)]
     percents = dict.fromkeys(("drop", "sum_of_drops", "excess", "low", "high"), "points")
     styles = percents | {"p": "probability", "p_holm": "probability"}
+    columns = [name for name in joint if name not in ("set", "size")]
     single = scan[["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
     items = [
         Drawing.of(
             superadditive.figure(joint, joint["set"].iloc[0]),
             "Loss of accuracy: the heads together, and the sum of each alone",
         ),
-        _table(joint, "ablation/excess.csv", "The heads together, in points", styles),
+        _table(joint[columns], "ablation/excess.csv", "The heads together, in points", styles),
         _table(single, "ablation/scan.csv", "Every ablation", {"accuracy_change": "points"}),
     ]
     if len(minimal := results.table("ablation", "minimal")):

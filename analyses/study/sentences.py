@@ -46,6 +46,7 @@ STYLES = {
     "explained": "percent",
     "_mass": "percent",
     "overlap_chance": "percent",
+    "overlap_least": "percent",
     "_spread": "span",
     "_drop": "span",
     "_change": "points",
@@ -211,10 +212,13 @@ def of_attention(facts: dict[str, Any]) -> Sentence:
         return write(facts, "The rows have no word that stands in two sentences.", None)
     some = facts["overlap_core"] > 0
     mass = (
-        "on average they give it {overlap_core_mass} of their attention, other heads "
+        "on average these heads give it {overlap_core_mass} of their attention, other heads "
         "{overlap_other_mass}, uniform attention {overlap_chance}"
     )
-    where = "mainly at the same content word in the other sentence"
+    where = (
+        "at the same content word in the other sentence (with {overlap_least} of their attention "
+    )
+    where += "or more, twice chance and twice what is left with another row's hypothesis)"
     text = (
         f"{{overlap_core}} of these heads ({{overlap_heads}}) look {where}; {mass}."
         if some
@@ -232,10 +236,10 @@ def of_trace(facts: dict[str, Any]) -> Sentence:
     carried = None
     if "edges_explained" in facts:
         carried = facts["edges_explained"] > CARRIED
-        text += (
-            "; the {edges_patched} strongest edges of each head, of {edges_fewest} to "
-            "{edges_most}, together make up {edges_explained} of what removing it changes (KL): "
-        )
+        one = facts["edges_fewest"] == facts["edges_most"]
+        edges = "{edges_most}" if one else "{edges_fewest} to {edges_most}"
+        text += f"; the {{edges_patched}} strongest of the {edges} edges of each head together "
+        text += "make up {edges_explained} of what removing it changes (KL): "
         text += "a few wires carry most of it" if carried else "it is spread over many wires"
     text += "."
     if "dependent_head" in facts:
