@@ -206,7 +206,7 @@ def _scan(
     named = _named(datasets)
     found = resolve_sets(space, sets, units, pairs)
     source.check(model, space)
-    _check_limit(limit, source)
+    check_limit(limit, source)
     labels = (FULL, *(set_label(units) for units in found))
     engine = SuffixEngine(model, [(), *found], source, parse_memory(memory))
     stores = {
@@ -275,7 +275,8 @@ def _named(datasets: Mapping[str, Any] | Any) -> dict[str, Any]:
     return named
 
 
-def _check_limit(limit: int | None, source: Source) -> None:
+def check_limit(limit: int | None, source: Source) -> None:
+    """Refuse a limit that is no number of rows, or that a source of whole batches cannot bear."""
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:

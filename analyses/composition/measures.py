@@ -23,8 +23,8 @@ from analyses.composition.layers import NORMS
 from hc_lens.data.batches import sample
 from hc_lens.errors import HcLensError
 from hc_lens.evaluate import kl_divergence
+from hc_lens.scan import check_limit
 from hc_lens.sources import Source, as_source
-from hc_lens.suffix.blocks import is_row_wise
 from hc_lens.suffix.engine import take_rows
 from hc_lens.units import UnitSpace
 
@@ -155,7 +155,7 @@ def each_batch(
     cut: Callable[[Any, Source], Iterator[Any]] = pieces,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Dataset name, its batches, and every batch in pieces, at most `limit` rows a dataset."""
-    _check_limit(limit, source)
+    check_limit(limit, source)
     total = sum(len(batches) for batches in named.values())
     with tqdm(total=total, desc=what, disable=not progress, leave=False, unit="batch") as bar:
         for name, batches in named.items():
@@ -163,18 +163,6 @@ def each_batch(
                 for piece in cut(batch, source):
                     yield name, batches, piece
                 bar.update()
-
-
-def _check_limit(limit: int | None, source: Source) -> None:
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise HcLensError(f"expected limit as a positive number of rows, got {limit!r}; raise it")
-    if not is_row_wise(source):
-        raise HcLensError(
-            f"expected no limit= with {type(source).__name__}, which needs the rows of a batch "
-            "together; draw the rows when the batches are made: task.batches(model, limit=...)"
-        )
 
 
 def _limited(batches: Any, limit: int | None) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from analyses.study.config import StudyConfig, demo
 from analyses.study.folder import REPORT, write_text
+from hc_lens import __version__
 from hc_lens.cli.settings import read_toml, write_toml
 from hc_lens.errors import HcLensError
 
@@ -63,7 +64,8 @@ def run(
         say("report ...")
         _write(folder.path, config, command, place / PAGE)
 
-    page = folder.step(REPORT, {"settings": settings}, folder.finished, write) / PAGE
+    about = {"settings": settings, "version": __version__}
+    page = folder.step(REPORT, about, folder.finished, write) / PAGE
     folder.publish(page, root)
     return root
 
