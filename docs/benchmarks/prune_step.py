@@ -23,6 +23,7 @@ import hc_lens as hc
 from hc_lens.evaluate import kl_divergence
 from hc_lens.models.inputs import name_inputs
 from hc_lens.prune import _Run, frozen
+from hc_lens.teacher import Teacher
 
 WIDTH = 128
 
@@ -90,8 +91,10 @@ def main() -> None:
     batches = [batch for batch, _ in zip(batches, range(options.rounds + 1), strict=False)]
     means = hc.collect_means(model, batches, progress=False)
     space = hc.UnitSpace.of(model)
-    ours = _Run(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), space)
-    theirs = _Run(model, batches, means, hc.PruneConfig.reference(0.5, 0, steps=100), space)
+    teacher = Teacher(model)
+    ours = _Run(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), space, teacher)
+    reference_config = hc.PruneConfig.reference(0.5, 0, steps=100)
+    theirs = _Run(model, batches, means, reference_config, space, teacher)
 
     def plain(batch: object) -> None:
         point = model.hook_dict["hook_full_embed"]
