@@ -8,6 +8,7 @@ import typer
 
 from hc_lens.cli import options
 from hc_lens.cli.run import Run
+from hc_lens.cli.screen import quiet_reading
 from hc_lens.cli.settings import Context
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run(
     this = Run(context, writes=FIGURES, summary=highest)
     hooked = this.model()
     spec = options.rows(this.values)
-    with this.reading():
+    with quiet_reading(this.progress):
         rows = word_batches(
             hooked,
             spec.read(),
@@ -69,7 +70,7 @@ def run(
     this.screen.note(f"{rows.name}: {rows.n_rows} rows")
     if not this.begin():
         return
-    with this.reading():
+    with quiet_reading(this.progress):
         table = scores(hooked, rows, n_bootstrap=replicates, seed=seed, progress=this.progress)
     if this.out is not None:
         marked = mark or []

@@ -163,8 +163,8 @@ class StudyConfig:
         for name in ("prune", "grid_prune"):
             known = [each.name for each in dataclasses.fields(PruneConfig)] + ["preset"]
             check_keys(described.get(name, {}), known, f"{name} of {where}")
-        values = {key: tuple(value) if isinstance(value, list) else value
-                  for key, value in described.items()}  # fmt: skip
+        values: dict[str, Any] = dict(described)
+        values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         values["train"] = DataSpec.from_dict(described["train"], f"train of {where}")
         values["evaluation"] = {
             name: DataSpec.from_dict(spec, f"evaluation.{name} of {where}")

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
+from analyses.study.folder import pick
 from analyses.superadditive import holm
 
 Facts = dict[str, Any]
@@ -24,8 +25,8 @@ LEVEL = 0.025
 
 def of_evaluation(table: pd.DataFrame) -> Facts:
     """How the full model does in domain and on the adversarial cases."""
-    inside = table[table["kind"] == "in domain"]
-    outside = table[table["kind"] == "adversarial"]
+    inside = pick(table, table["kind"] == "in domain")
+    outside = pick(table, table["kind"] == "adversarial")
     worst = outside.loc[outside["accuracy"].idxmin()]
     best = outside.loc[outside["accuracy"].idxmax()]
     return {
@@ -45,9 +46,9 @@ def of_spread(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[f
     """How far the subnetworks of one sparsity lie apart, in domain and on the widest case."""
     facts: Facts = {}
     for name, sparsity in (("first", sparsities[0]), ("second", sparsities[-1])):
-        chosen = spread[spread["sparsity"] == sparsity]
-        inside = chosen[chosen["dataset"] == "id"]
-        outside = chosen[(chosen["dataset"] == "ood") & chosen["case"].isin(list(cases))]
+        chosen = pick(spread, spread["sparsity"] == sparsity)
+        inside = pick(chosen, chosen["dataset"] == "id")
+        outside = pick(chosen, (chosen["dataset"] == "ood") & chosen["case"].isin(list(cases)))
         width = outside["max"] - outside["min"]
         widest = outside.loc[width.idxmax()]
         facts |= {
@@ -98,14 +99,16 @@ def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) 
     A case counts as super-additive if it does after Holm's correction over the cases, and has rows
     enough for its interval to mean something.
     """
-    joint = excess[excess["size"] == len(heads)]
-    inside = joint[joint["dataset"] == "id"]
-    outside = joint[(joint["dataset"] == "ood") & (joint["n"] >= FEWEST_ROWS)]
-    outside = outside if len(outside) else joint[joint["dataset"] == "ood"]
-    sure = outside[(holm(outside["p"].to_numpy()) < LEVEL) & (outside["n"] >= FEWEST_ROWS)]
+    joint = pick(excess, excess["size"] == len(heads))
+    inside = pick(joint, joint["dataset"] == "id")
+    outside = pick(joint, (joint["dataset"] == "ood") & (joint["n"] >= FEWEST_ROWS))
+    outside = outside if len(outside) else pick(joint, joint["dataset"] == "ood")
+    known = outside["n"] >= FEWEST_ROWS
+    sure = pick(outside, (holm(outside["p"].to_numpy()) < LEVEL) & known)
     shown = sure if len(sure) else outside
     top = shown.loc[shown["excess"].idxmax()]
-    single = scan[scan["set"].str.fullmatch(r"L\d+\.H\d+") & (scan["dataset"] == "ood")]
+    alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")
+    single = pick(scan, alone & (scan["dataset"] == "ood"))
     core = single["set"].isin(list(heads))
     return {
         "joint_id_drop": float(inside["drop"].mean()),
@@ -128,11 +131,12 @@ def of_attention(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
     Those count that give it a fifth of their attention, twice as much as uniform attention and as
     their own attention with another row's hypothesis, whatever else they look at.
     """
-    overlap = table[table["score"] == "overlap"]
+    overlap = pick(table, table["score"] == "overlap")
     inside = overlap["unit"].isin(list(heads))
     baseline = overlap[["chance", "permuted"]].max(axis=1)
     least = (ROLE_RATIO * baseline).clip(lower=ROLE_MASS)
-    sure = overlap[overlap["low"].fillna(overlap["value"]) >= least]["unit"]
+    low: Any = overlap["low"]
+    sure = pick(overlap, low.fillna(overlap["value"]) >= least)["unit"]
     named = [head for head in heads if head in set(sure)]
     return {
         "overlap_heads": named,
@@ -151,10 +155,10 @@ def of_trace(strongest: pd.DataFrame, explained: pd.DataFrame, dependents: pd.Da
     A head with no more edges than are patched together explains nothing: it is left out.
     """
     first = strongest.iloc[0]
-    outside = explained[explained["dataset"] == "ood"]
-    edges = outside[outside["patched"] == "all"].groupby("sender")["n_edges"].first()
-    top = outside[outside["patched"] == "top"]
-    top = top[top["n_edges"] < top["sender"].map(edges)]
+    outside = pick(explained, explained["dataset"] == "ood")
+    edges: Any = pick(outside, outside["patched"] == "all").groupby("sender")["n_edges"].first()
+    top = pick(outside, outside["patched"] == "top")
+    top = pick(top, top["n_edges"] < top["sender"].map(edges))
     facts: Facts = {
         "edge_sender": str(first["sender"]),
         "edge_receiver": str(first["receiver"]),
@@ -169,7 +173,7 @@ def of_trace(strongest: pd.DataFrame, explained: pd.DataFrame, dependents: pd.Da
             "edges_most": int(edges[top["sender"].unique()].max()),
             "edges_explained": float((top["kl"] * top["n"]).sum() / total),
         }
-    cut: Any = dependents[dependents["dataset"] == "ood"]
+    cut: Any = pick(dependents, dependents["dataset"] == "ood")
     if len(cut):
         by_head = cut.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
         head = by_head["kl"].idxmax()

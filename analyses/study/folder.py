@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -120,6 +120,11 @@ def write_text(path: Path, text: str) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
+
+
+def pick(table: pd.DataFrame, rows: Any) -> pd.DataFrame:
+    """The rows of a table where a condition holds, or the columns of a list."""
+    return cast(pd.DataFrame, table[rows])
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame) -> None:

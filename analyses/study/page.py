@@ -27,7 +27,7 @@ from analyses import (
 from analyses.study import facts as numbers
 from analyses.study import sentences
 from analyses.study.config import StudyConfig
-from analyses.study.folder import read_table
+from analyses.study.folder import pick, read_table
 from hc_lens import __version__
 from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
@@ -137,8 +137,8 @@ def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
     config = results.config
     spread = results.table("core", "spread")
     runs, full = results.table("subnetworks", "runs"), results.table("subnetworks", "full")
-    final = runs[runs["checkpoint"] == config.final]
-    shown = final[(final["dataset"] == "id") | final["case"].isin(results.cases)]
+    final = pick(runs, runs["checkpoint"] == config.final)
+    shown = pick(final, (final["dataset"] == "id") | final["case"].isin(results.cases))
     said = [sentences.of_spread(dict(facts), name) for name in ("first", "second")]
     items: list[Any] = [
         Drawing.of(
@@ -148,8 +148,9 @@ def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
     ]
     if results.has_series:
         grid = results.table("grid", "runs")
-        grid = grid[(grid["checkpoint"] == config.final)
-                    & ((grid["dataset"] == "id") | grid["case"].isin(results.cases))]  # fmt: skip
+        of_final = grid["checkpoint"] == config.final
+        looked_at = (grid["dataset"] == "id") | grid["case"].isin(results.cases)
+        grid = pick(grid, of_final & looked_at)
         drawing = subnetworks_figures.sparsity_figure(grid, results.table("grid", "full"))
         items.append(Drawing.of(drawing, "Accuracy against sparsity, final model"))
     items.append(_table(spread, "core/spread.csv", "Accuracy over seeds"))
@@ -180,17 +181,19 @@ def _core(results: Results, facts: Mapping[str, Any]) -> Section:
 def _ablation(results: Results, facts: Mapping[str, Any]) -> Section:
     excess, scan = results.table("ablation", "excess"), results.table("ablation", "scan")
     heads = results.core["looked_at"]
-    joint = excess[excess["size"] == len(heads)]
+    joint = pick(excess, excess["size"] == len(heads))
     percents = dict.fromkeys(("drop", "sum_of_drops", "excess", "low", "high"), "points")
     styles = percents | {"p": "probability", "p_holm": "probability"}
     columns = [name for name in joint if name not in ("set", "size")]
-    single = scan[["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
+    single = pick(scan, ["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"])
     items = [
         Drawing.of(
             superadditive.figure(joint, joint["set"].iloc[0]),
             "Loss of accuracy: the heads together, and the sum of each alone",
         ),
-        _table(joint[columns], "ablation/excess.csv", "The heads together, in points", styles),
+        _table(
+            pick(joint, columns), "ablation/excess.csv", "The heads together, in points", styles
+        ),
         _table(single, "ablation/scan.csv", "Every ablation", {"accuracy_change": "points"}),
     ]
     if len(minimal := results.table("ablation", "minimal")):
@@ -205,13 +208,15 @@ def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
     heads = results.core["looked_at"]
     drawing = lexical_overlap_figures.figure(table, heads, mark=results.core["core"])
     maps = lexical_overlap_figures.heat_maps(table, ["overlap"], mark=results.core["core"])
-    chosen = table[table["unit"].isin(heads)]
+    chosen = pick(table, table["unit"].isin(heads))
     columns = ["unit", "score", "value", "low", "high", "chance", "permuted", "n", "role"]
-    shares = dict.fromkeys(("value", "low", "high", "chance", "permuted"), "percent")
+    shares = dict.fromkeys(columns[2:7], "percent")
     items: list[Any] = [
         Drawing.of(drawing, "What these heads look at"),
         Drawing.of(maps, "Attention to the same word in the other sentence, every head"),
-        _table(chosen[columns], "attention/attention.csv", "Attention of these heads", shares),
+        _table(
+            pick(chosen, columns), "attention/attention.csv", "Attention of these heads", shares
+        ),
     ]
     for path in sorted(results.place("attention").glob("pattern-*.html")):
         items.append(Html(path.read_text(encoding="utf-8")))

@@ -30,8 +30,9 @@ from analyses import composition, effective_size, lexical_overlap, subnetworks, 
 from analyses.composition.layers import check_supported
 from analyses.interactions import CaseBatches
 from analyses.study.config import StudyConfig
-from analyses.study.folder import RunFolder, read_table, write_table
+from analyses.study.folder import RunFolder, pick, read_table, write_table
 from hc_lens.errors import HcLensError
+from hc_lens.models import fingerprint
 from hc_lens.spec import read_model
 from hc_lens.sweepconfig import SweepConfig
 
@@ -61,7 +62,7 @@ class Steps:
     ):
         self.config, self.workers, self.progress, self.say = config, workers, progress, say
         self.model = read_model(config.model)
-        self.folder = RunFolder(path, self.model.fingerprint)
+        self.folder = RunFolder(path, fingerprint(self.model))
 
     @cached_property
     def train(self) -> hc.Batches:
@@ -93,10 +94,10 @@ class Steps:
         rows = {"train": self.train.fingerprint}
         rows |= {name: batches.fingerprint for name, batches in self.data.items()}
         series = {
-            name: self.model.fingerprint if given == self.config.model else _fingerprint(given)
+            name: fingerprint(self.model) if given == self.config.model else _fingerprint(given)
             for name, given in self.config.checkpoints.items()
         }
-        inputs = {"model": self.model.fingerprint, **rows, "checkpoints": series}
+        inputs = {"model": fingerprint(self.model), **rows, "checkpoints": series}
         inputs |= {"adversarial": list(self.cases)}
         self._step("inputs", inputs, (), lambda place: None)
         self.evaluate()
@@ -141,7 +142,7 @@ class Steps:
         def run(out: Path) -> None:
             write_core(self.config, read_subnetworks(place), out)
             table, full = read_table(place, "runs"), read_table(place, "full")
-            final = table[table["checkpoint"] == self.config.final]
+            final = pick(table, table["checkpoint"] == self.config.final)
             write_table(out, "spread", subnetworks.spread(final, full))
 
         settings = {"final": self.config.final, "early": self.config.early,
@@ -235,7 +236,7 @@ class Steps:
                 chance=self._floors(),
             )
             write_table(place, "effective_size", sizes)
-            chosen = table[(table["dataset"] != "ood") | table["case"].isin(self.cases)]
+            chosen = pick(table, (table["dataset"] != "ood") | table["case"].isin(self.cases))
             write_table(place, "by_sparsity", subnetworks.by_sparsity(chosen, full))
 
         settings = {"margin": self.config.margin, "floors": self._floors()}
@@ -299,7 +300,7 @@ class Steps:
         shown = []
         for case in [case for case in self.cases if case in found][: self.config.examples]:
             texts = [table[found[case]][column] for column in task.columns]
-            figure = hc.show.attention(self.model, *texts, heads=self.heads[:MOST_HEADS])
+            figure: Any = hc.show.attention(self.model, *texts, heads=self.heads[:MOST_HEADS])
             shown.append(dataclasses.replace(figure, title=case.replace("_", " ")))
         return shown
 
@@ -309,9 +310,8 @@ def write_core(config: StudyConfig, found: dict[Any, hc.Subnetwork], out: Path) 
     final = subnetworks.select(found, checkpoint=config.final)
     table = subnetworks.frequencies(final)
     heads = subnetworks.core(final, config.core_fraction)
-    often = (
-        table.groupby("unit", sort=False)["count"].sum().sort_values(ascending=False, kind="stable")
-    )
+    often: Any = table.groupby("unit", sort=False)["count"].sum()
+    often = often.sort_values(ascending=False, kind="stable")
     first, second = config.sparsities[0], config.sparsities[-1]
     write_table(out, "frequencies", table)
     write_table(out, "jaccard", subnetworks.jaccard(final))
@@ -334,7 +334,8 @@ def read_subnetworks(place: Path) -> dict[tuple[str, float, int], hc.Subnetwork]
     about = json.loads((place / "units.json").read_text())
     space = hc.UnitSpace(tuple(about["n_heads"]), tuple(about["mlps"]))
     found = {}
-    for row in read_table(place, "subnetworks").itertuples():
+    rows: Any = read_table(place, "subnetworks").itertuples()
+    for row in rows:
         kept = set(str(row.kept).split())
         keep = torch.tensor([label in kept for label in space.labels])
         config = {"sparsity": row.sparsity, "seed": row.seed}
@@ -345,7 +346,7 @@ def read_subnetworks(place: Path) -> dict[tuple[str, float, int], hc.Subnetwork]
 
 
 def _fingerprint(name: str) -> str:
-    return read_model(name).fingerprint
+    return fingerprint(read_model(name))
 
 
 def _kind(dataset: str, case: str, adversarial: tuple[str, ...]) -> str:

@@ -247,7 +247,7 @@ def show(value: float | int, style: str) -> str:
 
 
 def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or type(value).__name__ == "bool"
+    return type(value).__name__ in ("bool", "bool_")
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hc_lens.errors import HcLensError
+from tests.interrupts import heed_interrupts
 
 MISSING = ("finetune", "model", "--out", "run")
 EXPECTED = "expected --steps or --paper, got neither; say how long to train"
@@ -105,6 +106,7 @@ def test_ctrl_c_in_the_middle_of_a_process(read, tmp_path):
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stderr is not None
     while "pruning" not in (note := process.stderr.readline()):

@@ -18,6 +18,7 @@ from hc_lens.errors import HcLensError
 from hc_lens.sweep import sweep
 from hc_lens.sweeptasks import Task
 from tests.hc_lens import sweeps
+from tests.interrupts import heed_interrupts
 
 
 def task(checkpoint: str, seed: int | None = None) -> Task:
@@ -107,6 +108,7 @@ def test_ctrl_c_in_a_script_keeps_finished_runs_and_leaves_no_process(tmp_path):
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])},
         start_new_session=True,  # a group of its own: Ctrl-C goes to all of it
+        preexec_fn=heed_interrupts,
     )
     limit = time.monotonic() + 90
     while len(list(store.glob("runs/*"))) < 2 and time.monotonic() < limit:
