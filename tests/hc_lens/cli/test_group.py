@@ -112,7 +112,10 @@ def test_ctrl_c_in_the_middle_of_a_process(read, tmp_path):
     while "pruning" not in (note := process.stderr.readline()):
         assert note, "the process ended before it pruned"
     process.send_signal(signal.SIGINT)
-    shown, said = process.communicate(timeout=60)
+    try:
+        shown, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, shown) == (130, "")
     assert said.count("\n") == 1
     assert said.startswith("hc-lens: stopped")
