@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from hc_lens.ablate import attach
 from hc_lens.errors import HcLensError
+from hc_lens.files import write_text
 from hc_lens.hooks import Handle
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.sources import Source
@@ -130,9 +130,7 @@ class Subnetwork:
             "kept": self.kept,
             "history": None if self.history is None else self.history.to_dict(orient="list"),
         }
-        unfinished = folder / "subnetwork.json.unfinished"
-        unfinished.write_text(json.dumps(about, indent=1))
-        os.replace(unfinished, folder / "subnetwork.json")
+        write_text(folder / "subnetwork.json", json.dumps(about, indent=1))
         return folder
 
     @classmethod

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from analyses.study.config import StudyConfig, demo
-from analyses.study.folder import REPORT, write_text
+from analyses.study.folder import REPORT
 from hc_lens import __version__
 from hc_lens.cli.settings import read_toml, write_toml
 from hc_lens.errors import HcLensError
+from hc_lens.files import write_text
 
 __all__ = ["StudyConfig", "demo", "read_settings", "report", "run"]
 
@@ -105,6 +106,7 @@ def _write(folder: Path, config: StudyConfig, command: str, path: Path) -> None:
     from analyses.study.page import Results, build
 
     results = Results(folder, config)
-    write_text(folder / FACTS, facts_json(results.facts()))
+    facts = results.facts()
+    write_text(folder / FACTS, facts_json(facts))
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    build(results, write_toml(config.describe()), command, made).save(path)
+    build(results, facts, write_toml(config.describe()), command, made).save(path)

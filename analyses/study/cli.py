@@ -144,10 +144,12 @@ def _run(config: StudyConfig, out: Path, workers: int | None, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps({"report": str(page), "run": str(out), "facts": facts}))
         return
-    from analyses.study.page import Results, said
+    from analyses.study.page import Results
+    from analyses.study.sentences import findings
 
-    for line in said(Results(out, config)):
-        typer.echo(line)
+    marks = {True: "+", False: "-", None: " "}
+    for said in findings(Results(out, config).facts()):
+        typer.echo(f"{marks[said.found]} {said.plain}")
     typer.echo(f"\nreport: {page.resolve()}")
 
 

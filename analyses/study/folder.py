@@ -21,6 +21,7 @@ from typing import Any, cast
 import pandas as pd
 
 from hc_lens.errors import HcLensError
+from hc_lens.files import write_text
 
 FORMAT = "hc_lens.study.1"
 REPORT = "report"
@@ -113,13 +114,6 @@ class RunFolder:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def pick(table: pd.DataFrame, rows: Any) -> pd.DataFrame:

@@ -78,34 +78,22 @@ class Results:
         return found
 
 
-def said(results: Results) -> list[str]:
-    """The sentences of the report as lines of text."""
-    facts = results.facts()
-    marks = {True: "+", False: "-", None: " "}
-    return [f"{marks[line.found]} {line.plain}" for part in _sections(results, facts)
-            for line in part.sentences]  # fmt: skip
-
-
-def _sections(results: Results, facts: Mapping[str, Any]) -> list[Section]:
+def _sections(results: Results) -> list[Section]:
     parts = [_model, _subnetworks, _core, _ablation, _attention, _composition]
-    return [make(results, facts) for make in (*parts, *([_sizes] if results.has_series else []))]
+    return [make(results) for make in (*parts, *([_sizes] if results.has_series else []))]
 
 
-def build(results: Results, settings: str, command: str, made: str) -> Report:
+def build(results: Results, facts: numbers.Facts, settings: str, command: str, made: str) -> Report:
     """The whole report."""
-    facts = results.facts()
-    sections = _sections(results, facts)
-    lines = [sentence for section in sections for sentence in section.sentences]
     summary = Section(
         "summary",
         "Summary",
-        lines,
+        sentences.findings(facts),
         notes=[
             "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
             "back to a file of the run folder."
         ],
     )
-    below = [Section(part.name, part.title, (), part.items, part.notes) for part in sections]
     done = json.loads((results.place("inputs") / "done.json").read_text())["settings"]
     about = {
         "Command": command,
@@ -120,26 +108,24 @@ def build(results: Results, settings: str, command: str, made: str) -> Report:
         f"training domain, and why. Made with hc_lens {__version__} after Bhaskar, Friedman and "
         "Chen, The Heuristic Core (ACL 2024)."
     )
-    return Report(results.config.title, lead, [summary, *below], settings, about, made)
+    return Report(results.config.title, lead, [summary, *_sections(results)], settings, about, made)
 
 
-def _model(results: Results, facts: Mapping[str, Any]) -> Section:
+def _model(results: Results) -> Section:
     table = results.table("evaluate", "evaluation")
     return Section(
         "model",
         "The full model",
-        [sentences.of_model(dict(facts))],
-        [_table(table, "evaluate/evaluation.csv", "Accuracy by case")],
+        items=[_table(table, "evaluate/evaluation.csv", "Accuracy by case")],
     )
 
 
-def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
+def _subnetworks(results: Results) -> Section:
     config = results.config
     spread = results.table("core", "spread")
     runs, full = results.table("subnetworks", "runs"), results.table("subnetworks", "full")
     final = pick(runs, runs["checkpoint"] == config.final)
     shown = pick(final, (final["dataset"] == "id") | final["case"].isin(results.cases))
-    said = [sentences.of_spread(dict(facts), name) for name in ("first", "second")]
     items: list[Any] = [
         Drawing.of(
             subnetworks_figures.spread_figure(shown, full),
@@ -154,20 +140,12 @@ def _subnetworks(results: Results, facts: Mapping[str, Any]) -> Section:
         drawing = subnetworks_figures.sparsity_figure(grid, results.table("grid", "full"))
         items.append(Drawing.of(drawing, "Accuracy against sparsity, final model"))
     items.append(_table(spread, "core/spread.csv", "Accuracy over seeds"))
-    return Section(
-        "subnetworks",
-        "Subnetworks of many seeds",
-        [*said, sentences.of_collapse(dict(facts))],
-        items,
-    )
+    return Section("subnetworks", "Subnetworks of many seeds", items=items)
 
 
-def _core(results: Results, facts: Mapping[str, Any]) -> Section:
+def _core(results: Results) -> Section:
     first, second = results.config.sparsities[0], results.config.sparsities[-1]
     table = results.table("core", "frequencies")
-    said = [sentences.of_core(dict(facts)), sentences.of_ranks(dict(facts))]
-    if "early_size" in facts:
-        said.append(sentences.of_early(dict(facts)))
     drawing = subnetworks_figures.frequency_scatter(table, first, second, results.core["core"])
     items = [
         Drawing.of(
@@ -175,10 +153,10 @@ def _core(results: Results, facts: Mapping[str, Any]) -> Section:
         ),
         _table(table, "core/frequencies.csv", "How often each head is kept"),
     ]
-    return Section("core", "The core", said, items)
+    return Section("core", "The core", items=items)
 
 
-def _ablation(results: Results, facts: Mapping[str, Any]) -> Section:
+def _ablation(results: Results) -> Section:
     excess, scan = results.table("ablation", "excess"), results.table("ablation", "scan")
     heads = results.core["looked_at"]
     joint = pick(excess, excess["size"] == len(heads))
@@ -200,10 +178,10 @@ def _ablation(results: Results, facts: Mapping[str, Any]) -> Section:
         items.append(
             _table(minimal, "ablation/minimal.csv", "Smallest super-additive sets", styles)
         )
-    return Section("ablation", "Ablation", [sentences.of_joint(dict(facts))], items)
+    return Section("ablation", "Ablation", items=items)
 
 
-def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
+def _attention(results: Results) -> Section:
     table = results.table("attention", "attention")
     heads = results.core["looked_at"]
     drawing = lexical_overlap_figures.figure(table, heads, mark=results.core["core"])
@@ -220,12 +198,10 @@ def _attention(results: Results, facts: Mapping[str, Any]) -> Section:
     ]
     for path in sorted(results.place("attention").glob("pattern-*.html")):
         items.append(Html(path.read_text(encoding="utf-8")))
-    return Section(
-        "attention", "What the core looks at", [sentences.of_attention(dict(facts))], items
-    )
+    return Section("attention", "What the core looks at", items=items)
 
 
-def _composition(results: Results, facts: Mapping[str, Any]) -> Section:
+def _composition(results: Results) -> Section:
     tables = {
         "strongest": "The strongest edges, mean over the adversarial cases",
         "explained": "Edges patched together, against removing the head",
@@ -239,16 +215,16 @@ def _composition(results: Results, facts: Mapping[str, Any]) -> Section:
     for name, title in tables.items():
         table = results.table("composition", name)
         items.append(_table(table, f"composition/{name}.csv", title, styles))
-    return Section("composition", "Who reads the core", [sentences.of_trace(dict(facts))], items)
+    return Section("composition", "Who reads the core", items=items)
 
 
-def _sizes(results: Results, facts: Mapping[str, Any]) -> Section:
+def _sizes(results: Results) -> Section:
     table = results.table("effective_size", "effective_size")
     items = [
         Drawing.of(effective_size_figures.figure(table), "Effective size by checkpoint"),
         _table(table, "effective_size/effective_size.csv", "Effective size, percent of the units"),
     ]
-    return Section("effective_size", "Effective size", [sentences.of_sizes(dict(facts))], items)
+    return Section("effective_size", "Effective size", items=items)
 
 
 def _table(

@@ -86,6 +86,18 @@ def write(facts: dict[str, Any], text: str, found: bool | None) -> Sentence:
     return Sentence(tuple(part for part in parts if part != ""), found)
 
 
+def findings(facts: dict[str, Any]) -> list[Sentence]:
+    """Every finding that there are facts for, in the order of the study."""
+    said = [of_model(facts), of_spread(facts, "first"), of_spread(facts, "second")]
+    said += [of_collapse(facts), of_core(facts), of_ranks(facts)]
+    if "early_size" in facts:
+        said.append(of_early(facts))
+    said += [of_joint(facts), of_attention(facts), of_trace(facts)]
+    if "size_last_id" in facts:
+        said.append(of_sizes(facts))
+    return said
+
+
 def of_model(facts: dict[str, Any]) -> Sentence:
     """How the full model does."""
     gap = facts["id_accuracy"] - facts["adversarial_accuracy"]

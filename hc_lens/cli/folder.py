@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from hc_lens import __version__
 from hc_lens.cli.group import is_full
 from hc_lens.cli.settings import COMMAND, FILE, read_toml, write_toml
 from hc_lens.errors import HcLensError
+from hc_lens.files import write_text
 
 RESULT = "result.json"
 
@@ -60,17 +60,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         f"# What hc-lens {command} ran with (hc_lens {__version__}).\n"
         f"# Again: hc-lens {command} --config {folder / FILE} --out another-folder\n"
     )
-    write(folder / FILE, about + write_toml(settings))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file in one step: it is there whole, or not."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_text(folder / FILE, about + write_toml(settings))
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

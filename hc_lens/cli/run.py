@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.cli import options
-from hc_lens.cli.folder import RESULT, check_folder, finished, start_folder, write
+from hc_lens.cli.folder import RESULT, check_folder, finished, start_folder
 from hc_lens.cli.screen import Screen, quiet_reading, records
 from hc_lens.cli.settings import Context, command_of, settings_of
 from hc_lens.errors import HcLensError
+from hc_lens.files import write_text
 from hc_lens.spec import DataSpec, read_model
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class Run:
             document["out"] = str(self.out)
             if table is not None:
                 self._write_table(table)
-            write(self.out / RESULT, json.dumps(document, indent=1, ensure_ascii=False))
+            write_text(self.out / RESULT, json.dumps(document, indent=1, ensure_ascii=False))
         self.screen.show(document, self.summary)
 
     def _write_table(self, table: pd.DataFrame) -> None:

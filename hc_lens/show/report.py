@@ -27,6 +27,7 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from hc_lens.files import write_text
 from hc_lens.show.page import POLICY, bundle
 
 MISSING = "–"  # noqa: RUF001
@@ -201,9 +202,7 @@ class Report:
         """Write the page, whole or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(self.html(), encoding="utf-8")
-        unfinished.replace(path)
+        write_text(path, self.html())
         return path
 
 
