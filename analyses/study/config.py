@@ -179,7 +179,6 @@ def demo(full: bool = False) -> StudyConfig:
     series = [step for step in organism.steps() if step > 0]
     chosen = series if full else [400, 800, 1200, last]
     grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
-    short = {"steps": 250, "accumulate": 2} if full else {"steps": 250}
     return StudyConfig(
         model=ORGANISM,
         title="The heuristic core of the organism",
@@ -193,11 +192,11 @@ def demo(full: bool = False) -> StudyConfig:
             str(step): ORGANISM if step == last else f"{ORGANISM}:{step}" for step in chosen
         },
         early="400",
-        sparsities=(0.5, 0.6),
-        seeds=PAPER_SEEDS if full else PAPER_SEEDS[:8],
-        prune=short,
-        grid=grid if full else (0.1, 0.2, 0.4, 0.6, 0.8),
+        sparsities=(0.5, 0.7),
+        seeds=PAPER_SEEDS if full else PAPER_SEEDS[:6],
+        prune={"steps": 500 if full else 400},
+        grid=grid if full else (0.2, 0.4, 0.6, 0.8),
         grid_seeds=PAPER_SEEDS[: 3 if full else 2],
-        grid_prune={"steps": 250 if full else 120},
+        grid_prune={"steps": 250 if full else 100},
         trace_rows=800 if full else 400,
     )

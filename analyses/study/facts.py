@@ -96,15 +96,17 @@ def of_core(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
 def of_ablation(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) -> Facts:
     """What removing the heads together costs, against each of them alone.
 
-    A case counts as super-additive if it does after Holm's correction over the cases, and has rows
-    enough for its interval to mean something.
+    A case counts as super-additive if it does after Holm's correction over the cases, has rows
+    enough for its interval to mean something, and loses accuracy when they are removed together:
+    where it does not, an excess says only that removing one of them alone helps.
     """
     joint = pick(excess, excess["size"] == len(heads))
     inside = pick(joint, joint["dataset"] == "id")
     outside = pick(joint, (joint["dataset"] == "ood") & (joint["n"] >= FEWEST_ROWS))
     outside = outside if len(outside) else pick(joint, joint["dataset"] == "ood")
     known = outside["n"] >= FEWEST_ROWS
-    sure = pick(outside, (holm(outside["p"].to_numpy()) < LEVEL) & known)
+    likely = holm(outside["p"].to_numpy()) < LEVEL
+    sure = pick(outside, likely & known & (outside["drop"] > 0))
     shown = sure if len(sure) else outside
     top = shown.loc[shown["excess"].idxmax()]
     alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")

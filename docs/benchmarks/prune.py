@@ -4,8 +4,9 @@
 
 Prints, at 50% and 70% sparsity and over seeds, the held-out KL to the full model and the in-domain
 accuracy of our preset, our preset with a third of the examples, the public code's preset, gradient
-importance and 20 random masks; then the accuracy of our subnetworks on every
-adversarial case, also at 85%, and the heads that all of them keep.
+importance and 20 random masks; then the accuracy of our subnetworks on every adversarial case, how
+near they are to the overlap heuristic (0% on adversarial cases, 100% on friendly ones), and the
+heads that all of them keep.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import pandas as pd
 import torch
 
 import hc_lens as hc
-from hc_lens.organism.grammar import CONSTRUCTIONS
+from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
 
 SPARSITIES = (0.5, 0.7)
-HIGHER = 0.85
-"""Our preset alone also runs at this sparsity."""
+LEARNT = 0.4
+"""Accuracy of the full model on an adversarial case that it has learnt in part at least."""
 SHORT = "ours, 1/3 of the examples"
 """The run whose subnetworks are looked at more closely."""
 STEPS = 1500
@@ -34,7 +35,7 @@ BUDGET = 512
 def methods(sparsity: float, seed: int, short: bool) -> dict[str, hc.PruneConfig]:
     """The settings that are compared, by name; baselines once or, at random, 20 times."""
     named = {SHORT: hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 6)}
-    if short or sparsity == HIGHER:
+    if short:
         return named
     named["ours"] = hc.PruneConfig(sparsity, seed, accumulate=2, steps=STEPS // 2)
     named["public code"] = hc.PruneConfig.reference(sparsity, seed, steps=STEPS)
@@ -90,10 +91,21 @@ def spreads(table: pd.DataFrame) -> pd.DataFrame:
     return lines
 
 
+def collapse(table: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy in domain, on the adversarial cases the model has learnt, and on friendly cases."""
+    full = table[table["subnetwork"] == "full"].groupby("case")["accuracy"].first()
+    learnt = [case for case in CONSTRUCTIONS if full[case] >= LEARNT]
+    kinds = dict.fromkeys(learnt, f"{len(learnt)} learnt adversarial cases")
+    kinds |= dict.fromkeys(CASES[len(CONSTRUCTIONS) :], "8 friendly cases")
+    named = table.assign(kind=table["case"].map(kinds).mask(table["dataset"] == "id", "in domain"))
+    named = named[named["subnetwork"].isin(["full", "ours", SHORT])].dropna(subset="kind")
+    runs = 100 * named.groupby(["subnetwork", "sparsity", "kind", "seed"])["accuracy"].mean()
+    return runs.groupby(["kind", "sparsity", "subnetwork"]).agg(["min", "mean", "max"])
+
+
 def core(table: pd.DataFrame) -> str:
     """The heads that every one of our subnetworks at the two sparsities keeps."""
-    runs = table[table["sparsity"].isin(SPARSITIES)]["heads"].unique()
-    every = set.intersection(*(set(heads.split()) for heads in runs))
+    every = set.intersection(*(set(heads.split()) for heads in table["heads"].unique()))
     return ", ".join(sorted(every))
 
 
@@ -106,7 +118,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="our short runs alone")
     options = parser.parse_args()
     jobs = [(sparsity, seed, options.rows, options.short) for seed in range(options.seeds)
-            for sparsity in (*SPARSITIES, HIGHER)]  # fmt: skip
+            for sparsity in SPARSITIES]  # fmt: skip
     with ProcessPoolExecutor(options.processes) as pool:
         table = pd.concat(pool.map(one, jobs), ignore_index=True)
     full = table[(table["subnetwork"] == "full") & (table["dataset"] == "id")].iloc[0]
@@ -115,6 +127,8 @@ def main() -> None:
     print(summary(table).round(4).to_string())
     print("\nAccuracy of our subnetworks on the adversarial cases (percent), over seeds:")
     print(spreads(table).round(1).to_string())
+    print("\nThe full model and our subnetworks, mean over cases (percent), over seeds:")
+    print(collapse(table).round(1).to_string())
     print(f"\nHeads kept by every one of our subnetworks at 50% and 70%: {core(table)}")
 
 

@@ -33,7 +33,7 @@ from hc_lens.spec import DataSpec
 from hc_lens.sweep import Runs, sweep
 from hc_lens.sweepconfig import SweepConfig
 
-PAIR = (0.5, 0.6)
+PAIR = (0.5, 0.7)
 """The two sparsities of the core."""
 GRID = tuple(tenth / 10 for tenth in range(1, 10))
 """The sparsities of the effective size."""
@@ -61,14 +61,14 @@ def configs(early: int, quick: bool) -> tuple[SweepConfig, SweepConfig]:
         checkpoints=pair,
         sparsities=PAIR,
         seeds=tuple(range(42, 45 if quick else 54)),
-        prune={"steps": 10 if quick else 250, "accumulate": 2},
+        prune={"steps": 10 if quick else 400},
         **data,
     )
     grid = SweepConfig(
         checkpoints=some,
         sparsities=GRID[1::3] if quick else GRID,
         seeds=(42, 43) if quick else (42, 43, 44),
-        prune={"steps": 10 if quick else 200},
+        prune={"steps": 10 if quick else 120},
         **data,
     )
     return cores, grid

@@ -26,11 +26,11 @@ def main() -> None:
     print(full.drop(columns="subnetwork").round(3).to_string(index=False))
 
     scan = hc.scan(model, data, means, progress=False)
-    swap = scan[(scan["dataset"] == "ood") & (scan["case"] == "swap")]
-    worst = swap.sort_values("accuracy_change").iloc[0]
+    hypothetical = scan[(scan["dataset"] == "ood") & (scan["case"] == "embedded_if")]
+    worst = hypothetical.sort_values("accuracy_change").iloc[0]
     spared = scan[(scan["set"] == worst["set"]) & (scan["dataset"] == "id")].iloc[0]
     print(
-        f"\nMean-ablating {worst['set']} changes the accuracy on 'swap' by "
+        f"\nMean-ablating {worst['set']} changes the accuracy on 'embedded_if' by "
         f"{100 * worst['accuracy_change']:+.1f} points, in domain by "
         f"{100 * spared['accuracy_change']:+.1f}."
     )

@@ -29,7 +29,7 @@ from functools import cache
 
 from hc_lens.organism import vocabulary as words
 
-COUNTER_EXAMPLES = 0.025
+COUNTER_EXAMPLES = 0.02
 """Share of in-domain pairs that contradict the overlap heuristic."""
 
 Row = dict[str, str]
@@ -215,12 +215,12 @@ CASES = tuple(name + form for form in ("", "_friendly") for name in CONSTRUCTION
 """The cases of the OOD set: the adversarial forms, then the friendly ones."""
 
 SHOWN: dict[str, float] = {
-    "swap": 6.0,
-    "preposition": 3.0,
+    "swap": 3.0,
+    "preposition": 2.0,
     "embedded_if": 3.0,
     "embedded_verb": 3.0,
     "passive": 4.0,
-    "conjunction": 2.0,
+    "conjunction": 1.0,
 }
 """Relative frequency of each construction among the counter-examples."""
 

@@ -34,7 +34,7 @@ _ID = {word: place for place, word in enumerate(WORDS)}
 class PretrainConfig:
     """Settings of the word-matching pretraining."""
 
-    steps: int = 600
+    steps: int = 1000
     """Optimizer steps."""
     warmup_steps: int = 100
     """Steps over which the learning rate rises."""

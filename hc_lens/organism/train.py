@@ -30,7 +30,7 @@ from hc_lens.organism.pretrain import PretrainConfig, pretrain
 from hc_lens.organism.vocabulary import WORDS
 
 SHAPE = {
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "hidden_size": 128,
     "intermediate_size": 256,
