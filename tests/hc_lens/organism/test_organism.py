@@ -11,7 +11,7 @@ from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
 
 EARLY = 200
 """A step at which the organism knows its domain and nothing else."""
-CASE, HEAD = "swap", "L0.H5"
+CASE, HEAD = "embedded_if", "L1.H1"
 """A head of the final organism that this case needs and in-domain rows do not."""
 
 
