@@ -26,7 +26,7 @@ from hc_lens.files import write_text
 FORMAT = "hc_lens.study.1"
 REPORT = "report"
 """The step that writes the page."""
-METHOD = 1
+METHOD = 2
 """Goes up when a step computes something else than before."""
 TEXTS = ("checkpoint", "case", "dataset", "unit", "set", "sender", "receiver", "run")
 """Columns that hold text even where it looks like a number."""
