@@ -86,19 +86,22 @@ class Steps:
         """The evaluation rows, of ``ood`` the adversarial cases only."""
         return {**self.data, "ood": CaseBatches(self.data["ood"], *self.cases)}
 
+    @cached_property
+    def series(self) -> dict[str, str]:
+        """The fingerprint of each checkpoint."""
+        return {
+            name: fingerprint(self.model) if given == self.config.model else _fingerprint(given)
+            for name, given in self.config.checkpoints.items()
+        }
+
     def run(self) -> None:
         """Run what is not there yet."""
         # What cannot work is told before the long steps, not after them.
         check_supported(self.model)
-        _ = self.adversarial
+        _ = self.adversarial, self.series
         rows = {"train": self.train.fingerprint}
         rows |= {name: batches.fingerprint for name, batches in self.data.items()}
-        series = {
-            name: fingerprint(self.model) if given == self.config.model else _fingerprint(given)
-            for name, given in self.config.checkpoints.items()
-        }
-        inputs = {"model": fingerprint(self.model), **rows, "checkpoints": series}
-        inputs |= {"adversarial": list(self.cases)}
+        inputs = {"model": fingerprint(self.model), **rows, "adversarial": list(self.cases)}
         self._step("inputs", inputs, (), lambda place: None)
         self.evaluate()
         self.means()
@@ -132,8 +135,7 @@ class Steps:
 
     def subnetworks(self) -> Path:
         """Subnetworks of all seeds at the chosen sparsities."""
-        sweep = self.config.sweep()
-        return self._step("subnetworks", sweep.describe(), ("inputs",), self._sweeper(sweep))
+        return self._sweep("subnetworks", self.config.sweep())
 
     def core(self) -> Path:
         """Which heads the subnetworks share."""
@@ -224,7 +226,7 @@ class Steps:
         sweep = self.config.grid_sweep()
         if sweep is None:
             return None
-        grid = self._step("grid", sweep.describe(), ("inputs",), self._sweeper(sweep))
+        grid = self._sweep("grid", sweep)
 
         def run(place: Path) -> None:
             table, full = read_table(grid, "runs"), read_table(grid, "full")
@@ -256,6 +258,12 @@ class Steps:
             run(place)
 
         return self.folder.step(name, settings, needs, told)
+
+    def _sweep(self, name: str, sweep: SweepConfig) -> Path:
+        # Checkpoints count for the steps that prune them: a longer series redoes nothing else.
+        models = {given: self.series[given] for given in sweep.checkpoints if given in self.series}
+        settings = sweep.describe() | {"fingerprints": models}
+        return self._step(name, settings, ("inputs",), self._sweeper(sweep))
 
     def _sweeper(self, sweep: SweepConfig) -> Callable[[Path], None]:
         def run(place: Path) -> None:
