@@ -1,14 +1,14 @@
-"""The two tables that a sweep gives, checked: accuracies of its runs and of the full models.
+"""The two tables of a sweep, checked: accuracies of its runs and of the full models.
 
-1. A run's row has checkpoint, sparsity, seed, dataset, case and accuracy; other columns are left
-   alone. A full model's row has checkpoint, dataset, case and accuracy.
-2. Sparsities and accuracies are fractions, not percent. No cell stands in a table twice.
+1. A run's row has checkpoint, sparsity, seed, dataset, case and accuracy; other columns are not
+   read. A full model's row has checkpoint, dataset, case and accuracy.
+2. Sparsities and accuracies are fractions, not percent. No cell appears twice in a table.
 3. A cell without a row, or with NaN as its accuracy, is missing: analyses say so, none fills it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -24,21 +24,14 @@ FullModels = pd.DataFrame | Mapping[tuple[Any, str, str], float]
 """Accuracies of the full models: a table, or a mapping from (checkpoint, dataset, case)."""
 
 
-def run_table(table: Any) -> pd.DataFrame:
+def run_table(table: object) -> pd.DataFrame:
     """The columns of a table of runs that the analyses read, checked; missing cells dropped."""
-    found = _columns(table, (*RUN, *CELL, "accuracy"), "runs")
-    _fractions(found, "sparsity", "runs")
-    if found["sparsity"].isna().any():
-        raise HcLensError(
-            "expected a sparsity in every row of the table of runs, got "
-            f"{int(found['sparsity'].isna().sum())} rows without; drop them, or fill them in"
-        )
-    return _once(found, [*RUN, *CELL], "runs")
+    return _checked(table, [*RUN, *CELL], "runs")
 
 
-def full_table(full: Any) -> pd.DataFrame:
+def full_table(full: object) -> pd.DataFrame:
     """The accuracies of the full models as a checked table: checkpoint, dataset, case, accuracy."""
-    names = ("checkpoint", *CELL)
+    names = ["checkpoint", *CELL]
     if isinstance(full, Mapping):
         wrong = [key for key in full if not (isinstance(key, tuple) and len(key) == len(names))]
         if wrong:
@@ -48,18 +41,17 @@ def full_table(full: Any) -> pd.DataFrame:
             )
         rows = [(*key, value) for key, value in full.items()]
         full = pd.DataFrame(rows, columns=[*names, "accuracy"])
-    return _once(_columns(full, (*names, "accuracy"), "full models"), list(names), "full models")
+    return _checked(full, names, "full models")
 
 
-def with_full(table: pd.DataFrame, full: pd.DataFrame) -> pd.DataFrame:
-    """The runs with the column `full`; a cell whose full model was not measured is an error."""
-    joined = table.merge(
-        full.rename(columns={"accuracy": "full"}), on=["checkpoint", *CELL], how="left"
-    )
+def with_full(table: object, full: object) -> pd.DataFrame:
+    """The checked runs with the column `full`; a cell without a full model is an error."""
+    whole = full_table(full).rename(columns={"accuracy": "full"})
+    joined = run_table(table).merge(whole, on=["checkpoint", *CELL], how="left")
     lacking = joined.loc[joined["full"].isna()]
     if len(lacking):
         checkpoint, dataset, case = lacking[["checkpoint", *CELL]].to_numpy()[0]
-        known = list(full["checkpoint"].unique())
+        known = list(whole["checkpoint"].unique())
         raise HcLensError(
             "expected the full model's accuracy for every checkpoint, dataset and case of the "
             f"runs, missing {checkpoint!r} on {dataset}/{case} (known checkpoints: {known[:6]}); "
@@ -68,7 +60,19 @@ def with_full(table: pd.DataFrame, full: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _columns(table: Any, names: tuple[str, ...], what: str) -> pd.DataFrame:
+def in_order(table: pd.DataFrame, checkpoints: Iterable[Any], *then: str) -> pd.DataFrame:
+    """The rows by checkpoint, in the order given, then by some columns; ties keep their order."""
+    rank = {name: number for number, name in enumerate(dict.fromkeys(checkpoints))}
+    return table.sort_values(
+        ["checkpoint", *then],
+        key=lambda column: column.map(rank) if column.name == "checkpoint" else column,
+        kind="stable",
+        ignore_index=True,
+    )
+
+
+def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
+    names = [*keys, "accuracy"]
     if not isinstance(table, pd.DataFrame):
         raise HcLensError(
             f"expected a DataFrame of {what}, got {type(table).__name__}; pass one with the "
@@ -83,32 +87,34 @@ def _columns(table: Any, names: tuple[str, ...], what: str) -> pd.DataFrame:
         )
     if table.empty:
         raise HcLensError(f"expected rows in the table of {what}, got none; is the sweep done?")
-    found = table.loc[:, list(names)]
-    _fractions(found, "accuracy", what)
-    return found
-
-
-def _fractions(table: pd.DataFrame, column: str, what: str) -> None:
-    values: pd.Series = table[column]
-    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+    for column in ("sparsity", "accuracy"):
+        if column in names:
+            _check_fractions(table[column], f"column {column} of the table of {what}")
+    unknown = table["sparsity"].isna().to_numpy().sum() if "sparsity" in names else 0
+    if unknown:
         raise HcLensError(
-            f"expected numbers in the column {column} of the table of {what}, got "
-            f"{values.iloc[0]!r}; convert them, such as table['{column}'].astype(float)"
+            f"expected a sparsity in every row of the table of {what}, got {unknown} rows without; "
+            "drop them, or fill them in"
         )
-    outside = values.loc[(values < 0) | (values > 1)]
-    if len(outside):
-        raise HcLensError(
-            f"expected the column {column} of the table of {what} as fractions between 0 and 1, "
-            f"got {outside.iloc[0]}; divide percents by 100"
-        )
-
-
-def _once(table: pd.DataFrame, keys: list[str], what: str) -> pd.DataFrame:
     twice = table.loc[table.duplicated(keys, keep=False)]
     if len(twice):
         cell = ", ".join(f"{key} {twice[key].iloc[0]}" for key in keys)
         raise HcLensError(
             f"expected each cell once in the table of {what}, got {len(twice)} rows of cells that "
-            f"stand there twice or more, such as {cell}; select the rows of one sweep"
+            f"appear twice or more, such as {cell}; select the rows of one sweep"
         )
-    return table.dropna(subset=["accuracy"]).reset_index(drop=True)
+    return table.loc[:, names].dropna(subset=["accuracy"]).reset_index(drop=True)
+
+
+def _check_fractions(values: pd.Series, where: str) -> None:
+    if not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+        raise HcLensError(
+            f"expected numbers in the {where}, got {values.iloc[0]!r}; convert them, such as "
+            f"table['{values.name}'].astype(float)"
+        )
+    outside = values.loc[(values < 0) | (values > 1)]
+    if len(outside):
+        raise HcLensError(
+            f"expected the {where} as fractions between 0 and 1, got {outside.iloc[0]}; divide "
+            "percents by 100"
+        )

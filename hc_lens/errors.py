@@ -1,8 +1,12 @@
-"""The one exception that hc_lens raises for input it cannot use."""
+"""The one exception that hc_lens raises for input it cannot use, and other errors in its words."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+MOST_SHOWN = 20
+"""Most known names that a message lists."""
 
 
 class HcLensError(ValueError):
@@ -10,3 +14,18 @@ class HcLensError(ValueError):
 
     finished: Any = None
     """What had been finished before the error, where there is something worth keeping."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another package says, in one line: its type and its first line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def check_choice(name: str, given: object, known: Iterable[object]) -> None:
+    """Refuse anything but one of the known choices; `name` says what is chosen."""
+    choices = list(known)
+    if given not in choices:
+        more = f" and {len(choices) - MOST_SHOWN} more" if len(choices) > MOST_SHOWN else ""
+        raise HcLensError(
+            f"expected {name} among {choices[:MOST_SHOWN]}{more}, got {given!r}; choose one"
+        )

@@ -1,19 +1,27 @@
-"""The units a subnetwork is made of: attention heads and MLP layers.
+"""The units a subnetwork is made of: attention heads and MLP layers; and sets of them.
 
 1. Heads come first, layer by layer, then the MLPs, layer by layer.
-2. A unit's label is ``L{layer}.H{head}`` or ``L{layer}.MLP``; its index is its place in that order.
+2. A unit's label is ``L{layer}.H{head}`` or ``L{layer}.MLP``; its index counts in that order.
 3. Every mask in hc_lens is a vector over this order: 144 + 12 = 156 bits for bert-base
    (Bhaskar, Friedman and Chen 2024, section 3).
+4. A set of units is a list of units or labels, one unit, or a label such as ``"L2.H5+L3.H7"``. Its
+   own label joins its units with ``+`` in the order in which the model runs them: layer by layer,
+   heads before the MLP. Two ways of writing one set have the same label.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hc_lens.errors import HcLensError
+
+if TYPE_CHECKING:
+    from hc_lens.protocols import Model
 
 _LABEL = re.compile(r"L(?P<layer>\d+)\.(?:H(?P<head>\d+)|MLP)")
 
@@ -28,8 +36,15 @@ class Unit:
     """Head within the layer, counted from 0; None for the layer's MLP."""
 
     @classmethod
-    def parse(cls, label: str) -> Unit:
-        """Read a label such as ``"L4.H0"`` or ``"L4.MLP"``."""
+    def parse(cls, label: Unit | str) -> Unit:
+        """Read a label such as ``"L4.H0"`` or ``"L4.MLP"``; a unit stays as it is."""
+        if isinstance(label, Unit):
+            return label
+        if not isinstance(label, str):
+            raise HcLensError(
+                "expected units such as 'L4.H0' or hc.Unit(4, 0), got a "
+                f"{type(label).__name__}; list the units with hc.UnitSpace.of(model).labels"
+            )
         match = _LABEL.fullmatch(label)
         if match is None:
             raise HcLensError(
@@ -64,7 +79,7 @@ class UnitSpace:
     """Layers that have an MLP."""
 
     @classmethod
-    def of(cls, model: Any) -> UnitSpace:
+    def of(cls, model: Model) -> UnitSpace:
         """The units of a HookedEncoder, HookedTransformer or TransformerBridge."""
         cfg = getattr(model, "cfg", None)
         if cfg is None or not hasattr(cfg, "n_layers") or not hasattr(cfg, "n_heads"):
@@ -72,9 +87,8 @@ class UnitSpace:
                 "expected a model with a TransformerLens config (cfg.n_layers, cfg.n_heads), "
                 f"got {type(model).__name__}; load one with hc.load(...)"
             )
-        attn_only = bool(getattr(cfg, "attn_only", False))
-        layers = range(cfg.n_layers)
-        return cls((cfg.n_heads,) * cfg.n_layers, () if attn_only else tuple(layers))
+        mlps = () if getattr(cfg, "attn_only", False) else tuple(range(cfg.n_layers))
+        return cls((cfg.n_heads,) * cfg.n_layers, mlps)
 
     @property
     def n_layers(self) -> int:
@@ -92,42 +106,37 @@ class UnitSpace:
         return [str(unit) for unit in self]
 
     def index(self, unit: Unit | str) -> int:
-        """Place of a unit in the mask order; a unit that is not here is an HcLensError."""
-        unit = Unit.parse(unit) if isinstance(unit, str) else unit
+        """Index of a unit in the mask order; a unit that is not here is an HcLensError."""
         if unit not in self:
             raise HcLensError(
                 f"expected a unit of a model with {self}, got {unit}; "
                 "list the units with hc.UnitSpace.of(model).labels"
             )
-        if unit.head is None:
-            return sum(self.n_heads) + self.mlps.index(unit.layer)
-        return sum(self.n_heads[: unit.layer]) + unit.head
+        return self._index[Unit.parse(unit)]
+
+    @cached_property
+    def _index(self) -> dict[Unit, int]:
+        return {unit: index for index, unit in enumerate(self)}
 
     def indices(self, units: Iterable[Unit | str]) -> list[int]:
-        """Places of several units; a unit named twice is an HcLensError."""
+        """Indices of several units; a unit named twice is an HcLensError."""
         if isinstance(units, str):
             units = [units]
-        places = [self.index(unit) for unit in units]
-        twice = sorted({place for place in places if places.count(place) > 1})
+        indices = [self.index(unit) for unit in units]
+        twice = sorted({index for index in indices if indices.count(index) > 1})
         if twice:
             raise HcLensError(
                 f"expected each unit once, got {self[twice[0]]} more than once; remove the repeats"
             )
-        return places
+        return indices
 
     def head_slice(self, layer: int) -> slice:
-        """Where the heads of one layer stand in the mask order."""
+        """Indices of the heads of one layer in the mask order."""
         start = sum(self.n_heads[:layer])
         return slice(start, start + self.n_heads[layer])
 
     def __contains__(self, unit: object) -> bool:
-        if isinstance(unit, str):
-            unit = Unit.parse(unit)
-        if not isinstance(unit, Unit):
-            return False
-        if unit.head is None:
-            return unit.layer in self.mlps
-        return 0 <= unit.layer < self.n_layers and 0 <= unit.head < self.n_heads[unit.layer]
+        return isinstance(unit, (str, Unit)) and Unit.parse(unit) in self._index
 
     def __len__(self) -> int:
         return sum(self.n_heads) + len(self.mlps)
@@ -136,8 +145,70 @@ class UnitSpace:
         yield from self.heads
         yield from (Unit(layer) for layer in self.mlps)
 
-    def __getitem__(self, place: int) -> Unit:
-        return list(self)[place]
+    def __getitem__(self, index: int) -> Unit:
+        return list(self)[index]
 
     def __str__(self) -> str:
         return f"{self.n_layers} layers, {sum(self.n_heads)} heads and {len(self.mlps)} MLPs"
+
+
+UnitSet = Iterable[Unit | str] | Unit | str
+"""A set as a user writes it: ``["L2.H5", "L3.H7"]``, ``"L2.H5+L3.H7"`` or ``"L2.H5"``."""
+
+
+def as_units(units: UnitSet) -> tuple[Unit, ...]:
+    """A set as a user writes it, as units in the order in which the model runs them."""
+    if isinstance(units, str):
+        units = units.split("+")
+    found = map(Unit.parse, units if isinstance(units, Iterable) else [units])
+    return tuple(sorted(found, key=lambda unit: (unit.layer, unit.head is None, unit.head or 0)))
+
+
+def set_label(units: UnitSet) -> str:
+    """The label of a set, such as ``"L2.H5+L3.H7"``: its units in the order the model runs them."""
+    return "+".join(str(unit) for unit in as_units(units))
+
+
+def pairs(units: Iterable[Unit | str]) -> list[tuple[Unit, ...]]:
+    """Every unit alone and every pair of them, as sets to ablate."""
+    singles = [unit for given in units for unit in as_units(given)]
+    if len(singles) < 2:
+        raise HcLensError(
+            f"expected at least 2 units to pair, got {len(singles)}; name more, or pass "
+            "hc.UnitSpace.of(model) for every unit of the model"
+        )
+    twice = [unit for unit in singles if singles.count(unit) > 1]
+    if twice:
+        raise HcLensError(
+            f"expected each unit once to pair, got {twice[0]} more than once; remove the repeats"
+        )
+    couples = [as_units(couple) for couple in itertools.combinations(singles, 2)]
+    return [*((unit,) for unit in singles), *couples]
+
+
+def resolve_sets(space: UnitSpace, sets: Iterable[UnitSet] | None) -> list[tuple[Unit, ...]]:
+    """The sets to ablate, by default every unit alone; anything doubtful is an HcLensError."""
+    if isinstance(sets, str | Unit):
+        raise HcLensError(
+            f"expected a list of sets, got the one set {sets}; write sets=[[...]] around its units"
+        )
+    found = [as_units(given) for given in (space if sets is None else sets)]
+    if not found:
+        raise HcLensError(
+            "expected at least one set to ablate, got none; leave sets out for every unit alone"
+        )
+    seen: set[tuple[Unit, ...]] = set()
+    for index, units in enumerate(found):
+        if not units:
+            raise HcLensError(
+                f"expected units in every set, set {index} is empty; leave it out, as the full "
+                f"model is always in the results as 'full'"
+            )
+        space.indices(units)
+        if units in seen:
+            raise HcLensError(
+                f"expected each set once, got {set_label(units)} again at index {index}; "
+                "remove the repeats"
+            )
+        seen.add(units)
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hc_lens.models.inputs import mask_of, name_inputs
+from hc_lens.models.inputs import mask_name, mask_of
 from tests import tiny
 
 
@@ -19,6 +19,11 @@ class Rows:
     rows: Tensor
     labels: Tensor
     cases: tuple[str, ...]
+
+    def take(self, indices) -> Rows:
+        at = list(indices)
+        inputs = {name: tensor[at] for name, tensor in self.inputs.items()}
+        return Rows(inputs, self.rows[at], self.labels[at], tuple(self.cases[i] for i in at))
 
 
 class Batches(list):
@@ -38,7 +43,8 @@ def random_batches(model, lengths=((9, 5, 2), (7, 7)), side: str = "right", seed
     batches, start = Batches(), 0
     for place, rows in enumerate(lengths):
         made = tiny.tiny_inputs(model.pad_token_id or 0, side, rows, seed=seed + place)
-        inputs = name_inputs(model, made["input_ids"], made["attention_mask"])
+        inputs = {"input": made["input_ids"], mask_name(model): made["attention_mask"]}
+        inputs = {name: tensor.to(model.cfg.device) for name, tensor in inputs.items()}
         ids = torch.arange(start, start + len(rows))
         batches.append(Rows(inputs, ids, ids % 3, ("all",) * len(rows)))
         start += len(rows)

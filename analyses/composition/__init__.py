@@ -7,12 +7,16 @@
 Names are imported on first use.
 """
 
+# ruff: noqa: F401 (the names are listed for `exports`)
+
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hc_lens.lazy import exports
 
 if TYPE_CHECKING:
+    from analyses.composition.config import TraceConfig
     from analyses.composition.exact import edge_effects, joint_effects
     from analyses.composition.figures import figure
     from analyses.composition.gradient import agreement, edge_attribution
@@ -20,38 +24,4 @@ if TYPE_CHECKING:
     from analyses.composition.tracing import Trace, trace
     from analyses.composition.weights import weight_scores
 
-_HOME = {
-    "trace": "tracing",
-    "Trace": "tracing",
-    "figure": "figures",
-    "edge_effects": "exact",
-    "joint_effects": "exact",
-    "edge_attribution": "gradient",
-    "agreement": "gradient",
-    "weight_scores": "weights",
-    "Receiver": "receivers",
-}
-
-__all__ = [
-    "Receiver",
-    "Trace",
-    "agreement",
-    "edge_attribution",
-    "edge_effects",
-    "figure",
-    "joint_effects",
-    "trace",
-    "weight_scores",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {__all__}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = exports(__name__, __file__)

@@ -1,102 +1,118 @@
-"""The command ``hc-lens analyse composition`` (also ``python -m analyses.composition``)."""
+"""The command ``hc-lens analyse composition``, and its findings in words."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from hc_lens.errors import HcLensError
+from analyses.composition.config import TraceConfig
+from hc_lens.cli import options
+from hc_lens.cli.work import Work
+from hc_lens.data.specs import ORGANISM
 
 if TYPE_CHECKING:
     from analyses.composition.tracing import Trace
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-HELD_OUT = ("validation", "dev", "test")
+@options.changes(TraceConfig, "limit")
+class Tracing:
+    """How edges are followed."""
 
 
-@app.command("composition")
-def run(
-    core: Annotated[str, typer.Option(help="core heads, such as L0.H6,L1.H1")],
-    model: Annotated[str, typer.Option(help="organism, a folder or a Hub id")] = "organism",
-    task: Annotated[str, typer.Option(help="in-domain task")] = "organism",
-    path: Annotated[str, typer.Option(help="file or folder with its rows, not the Hub")] = "",
-    ood: Annotated[str, typer.Option(help="task out of domain; '' for none")] = "organism-ood",
-    ood_path: Annotated[str, typer.Option(help="file or folder with the rows of --ood")] = "",
-    split: Annotated[str, typer.Option(help="split of --task to trace; default held out")] = "",
-    ood_split: Annotated[str, typer.Option(help="split of --ood; default held out")] = "",
-    limit: Annotated[int, typer.Option(help="rows of --task")] = 200,
-    ood_limit: Annotated[int, typer.Option(help="rows of --ood")] = 800,
-    means_limit: Annotated[int, typer.Option(help="training rows for the means")] = 2000,
-    max_length: Annotated[int, typer.Option(help="cut rows to so many tokens")] = 128,
-    norms: Annotated[str, typer.Option(help="recomputed or frozen")] = "recomputed",
-    top: Annotated[int, typer.Option(help="edges of each head that are patched together")] = 10,
-    steps: Annotated[int, typer.Option(help="integration steps of the attribution")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is the default choice")] = 0,
-    out: Annotated[Path | None, typer.Option(help="folder for the tables and the figure")] = None,
-) -> None:
+@options.section("Model")
+class TracedModel(options.Checkpoint):
+    """Which model."""
+
+    model: str = ORGANISM
+
+
+@options.section("Rows")
+class TracedRows(options.Rows):
+    """Which rows, of a split that was held out."""
+
+    task: str = ORGANISM
+    split: str | None = None
+    """Split to trace; by default the first held-out one."""
+    limit: int | None = 200
+    max_length: int | None = 128
+
+
+@options.section("Out of domain")
+class TracedOod(options.Ood):
+    """A second task, of a split that was held out."""
+
+    ood: str | None = f"{ORGANISM}-ood"
+    """Second task, out of domain; '' for none."""
+    ood_split: str | None = None
+    """Split of --ood; by default the first held-out one."""
+    ood_limit: int | None = 800
+
+
+@options.section()
+class Settings:
+    """Whose edges, on which rows."""
+
+    core: options.Names
+    """The core heads, such as L0.H6,L1.H1."""
+    checkpoint: TracedModel = field(default_factory=TracedModel)
+    rows: TracedRows = field(default_factory=TracedRows)
+    ood: TracedOod = field(default_factory=TracedOod)
+    tracing: Tracing = field(default_factory=Tracing)
+    means_limit: int = 2000
+    """Most training rows to collect means over."""
+    threads: int = 0
+    """CPU threads; 0 leaves the choice to PyTorch."""
+    replacement: options.Replacement = field(default_factory=options.Replacement)
+    output: options.Output = field(default_factory=options.Output)
+    table: options.Table = field(default_factory=options.Table)
+
+
+def run(settings: Settings, work: Work) -> None:
     """Who reads the core heads: the edges from them, exactly, by gradient and by weights."""
     import torch
 
     from analyses.composition.tracing import trace
-    from hc_lens.means import collect_means
-    from hc_lens.spec import read_model
 
-    if threads:
-        torch.set_num_threads(threads)
-    loaded = read_model(model)
-    settings: dict[str, Any] = {"max_length": min(max_length, loaded.cfg.n_ctx)}
-    datasets = {"id": _batches(loaded, task, path, split, limit, True, settings)}
-    if ood:
-        datasets["ood"] = _batches(loaded, ood, ood_path, ood_split, ood_limit, True, settings)
-    training = _batches(loaded, task, path, "", means_limit, False, settings)
-    units = [label for label in re.split(r"[,\s+]+", core) if label]
-    found = trace(
-        loaded, datasets, collect_means(loaded, training), units, norms=norms, top=top, steps=steps
-    )
-    typer.echo(summary(found))
-    if out is not None:
-        found.save(out)
-        found.figure().savefig(out / "edges.png", dpi=150)
-        typer.echo(f"\nwritten to {out}")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config = TraceConfig(**options.given(settings.tracing))
+    model = work.model(settings.checkpoint)
+    longest = min(settings.rows.max_length or model.cfg.n_ctx, model.cfg.n_ctx)
+    rows = replace(settings.rows, max_length=longest)
+    datasets = {}
+    for name, spec in {"id": rows.spec(), "ood": settings.ood.spec(rows)}.items():
+        if spec is not None:
+            held_out = replace(spec, split=spec.split or spec.read().held_out_split())
+            datasets[name] = work.rows(model, held_out)
+    if not work.begin():
+        return
+    training = rows.spec(split=rows.read().training_split(), limit=settings.means_limit)
+    means = work.means(model, settings.replacement, training)
+    core = [unit for part in settings.core for unit in part.replace("+", " ").split()]
+    found = trace(model, datasets, means, core, config, progress=work.progress)
 
+    def write(folder: Path) -> None:
+        found.save(folder)
+        found.figure().savefig(folder / "edges.png", dpi=150)
 
-def _batches(
-    model: Any,
-    task: str,
-    path: str,
-    split: str,
-    limit: int,
-    held_out: bool,
-    settings: dict[str, Any],
-) -> Any:
-    """Rows of a task: of the named split, of the first held-out one, or to collect means on."""
-    from hc_lens.spec import DataSpec
-
-    rows = DataSpec(task, path or None).read()
-    splits = list(rows.splits)
-    kept = [name for name in splits if name.startswith(HELD_OUT)]
-    others = [name for name in splits if name not in kept]
-    chosen = split or ((kept or others) if held_out else (others or kept))[0]
-    return rows.batches(model, chosen, limit=limit, **settings)
+    work.keep(write)
+    work.finish(found.strongest(15), text=summary(found))
 
 
 def summary(found: Trace) -> str:
     """The strongest edges, what they explain, the dependents and the agreement, as text."""
-    from analyses.composition.measures import over_cases
+    from hc_lens.metrics import over_cases
 
     edges = found.strongest(15).drop(columns=["agreement"])
     weights = found.edges[["sender", "receiver", "kind", "weight_excess"]].drop_duplicates()
     edges = edges.merge(weights, on=["sender", "receiver", "kind"], how="left")
     shares = found.explained
     keys = ["sender", "patched", "dataset"]
-    columns = [*keys, "n", "kl", "margin_change"]
+    measures = ["kl", "margin_change"]
     total = shares.assign(kl=shares["total_kl"], margin_change=shares["total_margin_change"])
-    both = over_cases(shares.reindex(columns=columns), keys).merge(
-        over_cases(total.reindex(columns=columns), keys),
+    both = over_cases(shares, keys, measures).merge(
+        over_cases(total, keys, measures),
         on=[*keys, "n"],
         suffixes=("", "_total"),
     )
@@ -117,27 +133,18 @@ def summary(found: Trace) -> str:
 
 
 def _dependents(found: Trace, n: int = 8) -> str:
-    from analyses.composition.measures import over_cases
+    from hc_lens.metrics import over_cases
 
     table = found.dependents
     if table.empty:
         return "none: no head outside the core reads after a core head"
     keys = ["head", "dataset"]
-    means = over_cases(table, keys)
-    alone = table.assign(kl=table["ablated_kl"], accuracy_change=table["ablated_accuracy_change"])
     columns = ["kl", "accuracy_change"]
-    alone = over_cases(alone.reindex(columns=[*keys, "n", *columns]), keys)
+    means = over_cases(table, keys, columns)
+    alone = table.assign(kl=table["ablated_kl"], accuracy_change=table["ablated_accuracy_change"])
+    alone = over_cases(alone, keys, columns)
     both = means[[*keys, "n", *columns]].merge(
         alone[[*keys, *columns]], on=keys, suffixes=("", "_ablated")
     )
     first = list(dict.fromkeys(table["head"]))[:n]
     return both[both["head"].isin(first)].round(3).to_string(index=False)
-
-
-def main() -> None:
-    """Run the command; an HcLensError is one line on the error stream and exit code 1."""
-    try:
-        app()
-    except HcLensError as error:
-        typer.echo(f"hc-lens: {error}", err=True)
-        raise SystemExit(1) from error

@@ -6,7 +6,7 @@
    everything else in front of the receiver as in the clean run, and re-runs the model from there.
 3. `joint_effects` patches several receivers of a sender together: they read a stream without A's
    contribution, all others one with it, and both see what earlier patched receivers changed.
-4. Layer norms on the way: see `layers` (``norms="frozen"`` or ``"recomputed"``).
+4. Layer norms on the way: see `passes` (``norms="frozen"`` or ``"recomputed"``).
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from analyses.composition.config import FROZEN, Norms
+from analyses.composition.effects import MEASURES, Rows
 from analyses.composition.engine import PathEngine
-from analyses.composition.layers import FROZEN, check_supported
-from analyses.composition.measures import Totals, each_batch, effects, prepare
-from analyses.composition.receivers import (
-    Receiver,
-    Sender,
-    as_receivers,
-    as_senders,
-    label_of,
-    receivers_of,
-)
-from hc_lens.errors import HcLensError
-from hc_lens.sources import Source
-from hc_lens.suffix.sets import UnitSet, set_label
-from hc_lens.units import UnitSpace
+from analyses.composition.passes import Pass
+from analyses.composition.receivers import Heard, Receiver, Sender, as_receivers, as_senders
+from hc_lens.errors import HcLensError, check_choice
+from hc_lens.masks.replacements import Source
+from hc_lens.metrics import KL, over_cases
+from hc_lens.protocols import BatchesLike, Model
+from hc_lens.units import UnitSet, UnitSpace, set_label
 
+EDGE = ["sender", "receiver", "kind"]
+"""The columns that name an edge."""
+ATTRIBUTION = "attribution"
+"""The column of `edge_attribution`."""
 ALL = "all"
 """In `joint_effects`: every receiver of the sender."""
 TOTAL = "ablated"
@@ -40,13 +41,13 @@ TOTAL = "ablated"
 
 
 def edge_effects(
-    model: Any,
-    datasets: Mapping[str, Any] | Any,
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     senders: Iterable[UnitSet] | None = None,
-    receivers: Iterable[Receiver | str] | None = None,
+    receivers: Heard | None = None,
     *,
-    norms: str = FROZEN,
+    norms: Norms = FROZEN,
     limit: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -69,30 +70,27 @@ def edge_effects(
         limit: at most so many rows of each dataset; the sample is always the same one.
         progress: show a progress bar.
     """
-    check_supported(model)
-    named, source = prepare(model, datasets, means, norms)
-    space = UnitSpace.of(model)
-    engine = PathEngine(model, source, norms)
-    given = None if receivers is None else _listed(receivers)
+    rows = Rows.of(model, datasets, means, limit)
+    engine = PathEngine(model, rows.source, norms)
+    space = engine.trunk.space
     edges = {
-        sender: as_receivers(space, sender, given, engine.trunk.parallel)
+        sender: as_receivers(space, sender, receivers, engine.trunk.parallel)
         for sender in as_senders(space, senders)
     }
-    totals = Totals(edge_keys(edges))
-    for name, batches, batch in each_batch(named, source, limit, progress, "edges"):
-        clean, logits = engine.start(batch)
-        patched = [engine.edges(clean, sender, heard) for sender, heard in edges.items()]
-        totals.add(name, batch, effects(batches, batch, logits, torch.cat(patched)))
-    return totals.table()
+
+    def patched(clean: Pass) -> Float[Tensor, "edges batch labels"]:
+        return torch.cat([engine.edges(clean, sender, heard) for sender, heard in edges.items()])
+
+    return rows.effects(engine, edge_keys(edges), patched, progress)
 
 
 def joint_effects(
-    model: Any,
-    datasets: Mapping[str, Any] | Any,
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
-    paths: Mapping[Any, Any] | Sequence[Any],
+    paths: Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]],
     *,
-    norms: str = FROZEN,
+    norms: Norms = FROZEN,
     limit: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -107,57 +105,65 @@ def joint_effects(
         model, datasets, means, norms, limit, progress: as in `edge_effects`.
         paths: pairs (or a mapping) of a sender and its receivers, ``"all"`` for all of them.
     """
-    check_supported(model)
-    named, source = prepare(model, datasets, means, norms)
-    space, engine = UnitSpace.of(model), PathEngine(model, source, norms)
-    parallel = engine.trunk.parallel
-    plans: dict[tuple[Sender, str], list[Receiver]] = {}
-    for given, heard in _pairs(paths):
-        (sender,) = as_senders(space, [given])
-        every = receivers_of(space, sender, parallel)
-        chosen = every if heard == ALL else as_receivers(space, sender, heard, parallel)
-        plans[sender, TOTAL] = every
-        plans[sender, ALL if heard == ALL else label_of(chosen)] = chosen
+    rows = Rows.of(model, datasets, means, limit)
+    engine = PathEngine(model, rows.source, norms)
+    plans = _plans(engine.trunk.space, paths, engine.trunk.parallel)
     keys = {
         "sender": [set_label(sender) for sender, _ in plans],
         "receivers": [label for _, label in plans],
         "n_edges": [len(chosen) for chosen in plans.values()],
     }
-    totals = Totals(pd.DataFrame(keys))
-    for name, batches, batch in each_batch(named, source, limit, progress, "joint edges"):
-        clean, logits = engine.start(batch)
-        patched = [
+
+    def patched(clean: Pass) -> Float[Tensor, "paths batch labels"]:
+        found = [
             engine.ablated(clean, sender) if label == TOTAL else engine.joint(clean, sender, chosen)
             for (sender, label), chosen in plans.items()
         ]
-        totals.add(name, batch, effects(batches, batch, logits, torch.stack(patched)))
-    return totals.table()
+        return torch.stack(found)
+
+    return rows.effects(engine, pd.DataFrame(keys), patched, progress)
 
 
-def _pairs(paths: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs of a sender and its receivers that a user gave."""
-    given = list(paths.items()) if isinstance(paths, Mapping) else list(paths)
-    strange = [pair for pair in given if isinstance(pair, str) or len(pair) != 2]
-    if strange or not given:
+def strongest(edges: pd.DataFrame, n: int, dataset: str | None = None) -> pd.DataFrame:
+    """The n strongest of some edges: sender, receiver, kind and the means over datasets."""
+    if dataset is not None:
+        check_choice("a dataset", dataset, edges["dataset"].unique())
+    chosen = edges if dataset is None else edges.loc[edges["dataset"] == dataset]
+    measures = [name for name in (*MEASURES, ATTRIBUTION) if name in chosen]
+    by_dataset = over_cases(chosen, ["dataset", *EDGE], measures)
+    means: Any = by_dataset.groupby(EDGE, sort=False)[measures].mean()
+    ordered = means.reset_index().sort_values(KL, ascending=False, kind="stable")
+    return ordered.head(n).reset_index(drop=True)
+
+
+def _plans(
+    space: UnitSpace,
+    paths: Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]],
+    parallel: bool,
+) -> dict[tuple[Sender, str], list[Receiver]]:
+    """The receivers of every sender and label of the table."""
+    pairs = list(paths.items()) if isinstance(paths, Mapping) else list(paths)
+    strange = [pair for pair in pairs if isinstance(pair, str) or len(pair) != 2]
+    if strange or not pairs:
         raise HcLensError(
             "expected pairs of a sender and its receivers such as "
             f"[('L0.H6', ['L2.H4.q', 'L1.MLP'])], got {strange[0] if strange else 'none'!r}; "
             "('L0.H6', 'all') stands for all receivers"
         )
-    return given
+    plans: dict[tuple[Sender, str], list[Receiver]] = {}
+    for given, heard in pairs:
+        (sender,) = as_senders(space, [given])
+        chosen = as_receivers(space, sender, None if heard == ALL else heard, parallel)
+        plans[sender, TOTAL] = as_receivers(space, sender, None, parallel)
+        plans[sender, ALL if heard == ALL else "+".join(map(str, chosen))] = chosen
+    return plans
 
 
-def edge_keys(edges: Mapping[Any, Sequence[Receiver]]) -> pd.DataFrame:
+def edge_keys(edges: Mapping[Sender, Sequence[Receiver]]) -> pd.DataFrame:
     """The columns sender, receiver and kind of some edges."""
-    pairs = [(set_label(sender), heard) for sender, found in edges.items() for heard in found]
-    return pd.DataFrame(
-        {
-            "sender": [label for label, _ in pairs],
-            "receiver": [receiver.name for _, receiver in pairs],
-            "kind": [receiver.kind for _, receiver in pairs],
-        }
-    )
-
-
-def _listed(receivers: Iterable[Receiver | str]) -> list[Receiver | str]:
-    return [receivers] if isinstance(receivers, str | Receiver) else list(receivers)
+    named = [
+        (set_label(sender), receiver.name, receiver.kind)
+        for sender, receivers in edges.items()
+        for receiver in receivers
+    ]
+    return pd.DataFrame(named, columns=EDGE)

@@ -18,45 +18,53 @@ what remains is one product per sender and layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from analyses.composition.exact import edge_keys
-from analyses.composition.layers import (
-    FROZEN,
-    RECOMPUTED,
+from analyses.composition.config import FROZEN, NORMS, RECOMPUTED, Norms, check_count
+from analyses.composition.effects import Rows
+from analyses.composition.exact import ATTRIBUTION, EDGE, edge_keys
+from analyses.composition.passes import (
     TANGENT,
-    Heads,
-    Layer,
+    How,
+    LayerRun,
+    Output,
+    Pass,
     Read,
-    Resid,
-    check_supported,
+    Trunk,
+    contributions,
 )
-from analyses.composition.measures import Totals, each_batch, odds, over_cases, prepare
-from analyses.composition.passes import Pass, Trunk, contributions
-from analyses.composition.receivers import INPUTS, Receiver, Sender, as_senders, receivers_of
-from hc_lens.errors import HcLensError
-from hc_lens.hooks import mlp_name, z_name
-from hc_lens.sources import Source
-from hc_lens.suffix.sets import UnitSet
-from hc_lens.units import Unit, UnitSpace
-
-ATTRIBUTION = "attribution"
+from analyses.composition.receivers import (
+    CLASSIFIER,
+    INPUTS,
+    Receiver,
+    Sender,
+    as_senders,
+    receivers_of,
+)
+from hc_lens.blocks import Kind, PerHead, Resid
+from hc_lens.errors import HcLensError, check_choice
+from hc_lens.masks.replacements import Source
+from hc_lens.metrics import Totals, log_odds, over_cases
+from hc_lens.protocols import BatchesLike, Model
+from hc_lens.scans.layers import Stream
+from hc_lens.units import UnitSet
 
 
 def edge_attribution(
-    model: Any,
-    datasets: Mapping[str, Any] | Any,
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     senders: Iterable[UnitSet] | None = None,
     *,
-    norms: str = FROZEN,
+    norms: Norms = FROZEN,
     steps: int = 0,
     limit: int | None = None,
     progress: bool = True,
@@ -70,27 +78,32 @@ def edge_attribution(
         steps: points of the integral; 0 takes the gradient at the clean run, for all senders at
             once. With steps every sender costs `steps` forward and backward passes.
     """
-    check_supported(model)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise HcLensError(f"expected steps as a number of at least 0, got {steps!r}; 0 is plain")
-    named, source = prepare(model, datasets, means, norms)
-    space, trunk = UnitSpace.of(model), Trunk(model)
+    trunk = Trunk(model)
+    check_choice("norms", norms, NORMS)
+    check_count("steps as a number", steps, 0)
+    rows = Rows.of(model, datasets, means, limit)
     edges = {
-        sender: receivers_of(space, sender, trunk.parallel) for sender in as_senders(space, senders)
+        sender: receivers_of(trunk.space, sender, trunk.parallel)
+        for sender in as_senders(trunk.space, senders)
     }
     how = TANGENT if norms == RECOMPUTED else FROZEN
     totals = Totals(edge_keys(edges), (ATTRIBUTION,))
-    for name, _, batch in each_batch(named, source, limit, progress, "attribution"):
-        values = torch.cat(_attributions(trunk, source.on(batch), batch, edges, how, steps))
-        totals.add(name, batch, {ATTRIBUTION: values})
+    for name, batch in rows.pieces(progress, "attribution"):
+        with torch.no_grad():
+            stream = trunk.stream(batch, rows.source.on(batch))
+        values = torch.cat(_attributions(trunk, stream, edges, how, steps))
+        totals.add(name, batch.cases, batch.labels, {ATTRIBUTION: values})
     return totals.table()
 
 
 def _attributions(
-    trunk: Trunk, source: Source, batch: Any, edges: Mapping[Sender, list], how: str, steps: int
+    trunk: Trunk,
+    stream: Stream,
+    edges: Mapping[Sender, Sequence[Receiver]],
+    how: How,
+    steps: int,
 ) -> list[Float[Tensor, "edges batch"]]:
     with torch.no_grad():
-        stream = trunk.blocks.start(batch, source)
         clean = Pass(trunk, stream)
         guess = clean.run().argmax(-1)
     if not steps:
@@ -109,95 +122,74 @@ def _attributions(
 class LeafPass(Pass):
     """A pass whose every receiver has an input of its own to take a gradient of."""
 
-    def __init__(self, clean: Pass, guess: Tensor, sender: Sender = (), share: float = 0.0):
+    def __init__(
+        self, clean: Pass, guess: Int[Tensor, "rows"], sender: Sender = (), share: float = 0.0
+    ):
         """Run forward and backward; with a sender replaced by a share of its replacement."""
-        super().__init__(clean.trunk, clean.stream)
-        self._clean, self._sender, self._share = clean, sender, share
-        self._leaves: dict[tuple[Any, str], Tensor] = {}
+        super().__init__(clean.trunk, clean.stream, removed=sender)
+        self._clean, self._share = clean, share
+        self._leaves: dict[tuple[int | None, str], Tensor] = {}
         with torch.enable_grad():
-            total = odds(self.run().log_softmax(-1)[None], guess).sum()
+            total = log_odds(self.run().log_softmax(-1), guess).sum()
             found = torch.autograd.grad(total, list(self._leaves.values()), allow_unused=True)
         self.gradients = dict(zip(self._leaves, found, strict=True))
         for run in self.runs:
             for name, value in vars(run).items():
-                if value is not None:
+                if isinstance(value, Tensor):
                     setattr(run, name, value.detach())
-        self.final = None if self.final is None else self.final.detach()
+        self.final = self.final.detach()
 
     @torch.no_grad()
     def of_edges(
-        self, clean: Pass, sender: Sender, receivers: list[Receiver], how: str
+        self, clean: Pass, sender: Sender, receivers: Sequence[Receiver], how: How
     ) -> Float[Tensor, "edges batch"]:
         """The attribution of each edge of a sender on each row."""
         direct = contributions(self, sender, how, clean)
+        by_head = cache(lambda at, kind: self._by_head(at, kind, direct.to_heads[at]))
         rows = []
-        products: dict[tuple[int, str], Tensor] = {}
         for receiver in receivers:
-            if receiver.unit is None:
-                rows.append(_dot(self.gradients[None, receiver.kind], direct.to_classifier))
-                continue
-            index = receiver.unit.layer
-            if receiver.kind == "mlp":
-                rows.append(_dot(self.gradients[index, "mlp"], direct.to_mlp[index]))
-                continue
-            change = direct.to_heads[index]
-            if (index, receiver.kind) not in products:
-                products[index, receiver.kind] = self._by_head(index, receiver.kind, change)
-            rows.append(products[index, receiver.kind][:, receiver.unit.head])
+            unit = receiver.unit
+            if unit is None:
+                rows.append(_dot(self.gradients[None, CLASSIFIER], direct.to_classifier))
+            elif unit.head is None:
+                rows.append(_dot(self.gradients[unit.layer, "mlp"], direct.to_mlp[unit.layer]))
+            else:
+                rows.append(by_head(unit.layer, receiver.kind)[:, unit.head])
         return torch.stack(rows).double()
 
-    def _by_head(self, index: int, kind: str, change: Resid | None) -> Float[Tensor, "rows heads"]:
-        gradient = self.gradients[index, kind]
+    def _by_head(self, index: int, kind: Kind, change: Resid | None) -> Float[Tensor, "rows heads"]:
+        gradient, z = self.gradients[index, kind], self.runs[index].z
         if change is None or gradient is None:
-            return self.runs[index].z.new_zeros(
-                len(self.runs[index].z), self.runs[index].z.shape[2]
-            )
-        moved = self.trunk.layers[index].project(change, kind, bias=False)
+            return z.new_zeros(len(z), z.shape[2])
+        moved = self.trunk.blocks[index].project(change, kind, bias=False)
         return (gradient * moved).sum((1, 3))
 
-    def _leaf(self, key: tuple[Any, str], like: Tensor) -> Tensor:
-        self._leaves[key] = torch.zeros_like(like, requires_grad=True)
-        return self._leaves[key]
+    def _leaf(self, index: int | None, kind: str, like: Tensor) -> Tensor:
+        self._leaves[index, kind] = torch.zeros_like(like, requires_grad=True)
+        return self._leaves[index, kind]
 
-    def projections(
-        self, index: int, layer: Layer, x: Resid, reads: Resid
-    ) -> tuple[Heads, Heads, Heads]:
+    def projections(self, run: LayerRun) -> tuple[PerHead, PerHead, PerHead]:
         """Every head's own queries, keys and values."""
-        made = (layer.project(reads, kind) for kind in INPUTS)
-        q, k, v = (p + self._leaf((index, kind), p) for kind, p in zip(INPUTS, made, strict=True))
+        made = zip(INPUTS, super().projections(run), strict=True)
+        q, k, v = (value + self._leaf(run.index, kind, value) for kind, value in made)
         return q, k, v
 
-    def heads(self, index: int, z: Heads) -> Heads:
-        """A sending head partly replaced."""
-        chosen = [unit.head for unit in self._sender if unit.layer == index and unit.is_head]
-        if not chosen:
-            return z
-        was = self._clean.runs[index].z
-        value = self.stream.source.value(z_name(index), was).expand_as(was)
-        z = z.clone()
-        z[:, :, chosen] = torch.lerp(was, value, self._share)[:, :, chosen]
-        return z
-
-    def mlp_input(self, index: int, layer: Layer, mlp_in: Resid) -> Resid:
+    def mlp_input(self, run: LayerRun) -> Resid:
         """Every MLP's own input."""
-        return mlp_in + self._leaf((index, "mlp"), mlp_in)
+        return run.mlp_in + self._leaf(run.index, "mlp", run.mlp_in)
 
-    def mlp(self, index: int, mlp_out: Resid) -> Resid:
-        """A sending MLP partly replaced."""
-        if Unit(index) not in self._sender:
-            return mlp_out
-        was = self._clean.runs[index].mlp_out
-        assert was is not None
-        value = self.stream.source.value(mlp_name(index), was).expand_as(was)
-        return torch.lerp(was, value, self._share)
+    def replacement(self, run: LayerRun, what: Output) -> Float[Tensor, "rows pos ..."]:
+        """A share of the way from the sender's output in the clean run to its replacement."""
+        clean = self._clean.runs[run.index]
+        return torch.lerp(getattr(clean, what), super().replacement(clean, what), self._share)
 
     def classifier(self, read: Read) -> Read:
         """The classifier's own input."""
-        return read + self._leaf((None, "classifier"), read)
+        return read + self._leaf(None, CLASSIFIER, read)
 
 
 def _dot(gradient: Tensor, change: Tensor | None) -> Float[Tensor, "rows"]:
-    if change is None or gradient is None:
+    if change is None:
         return gradient.new_zeros(len(gradient))
     return (gradient * change).flatten(1).sum(1)
 
@@ -213,8 +205,9 @@ def agreement(exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20) -> p
         attributed: a table of `edge_attribution` on the same rows.
         top: how many edges count as the top.
     """
-    by = ["dataset", "sender", "receiver", "kind"]
-    merged = over_cases(exact, by).merge(over_cases(attributed, by), on=by)
+    by = ["dataset", *EDGE]
+    changes = over_cases(exact, by, ["margin_change"])
+    merged = changes.merge(over_cases(attributed, by, [ATTRIBUTION]), on=by)
     if merged.empty:
         raise HcLensError(
             "expected two tables with the same edges and datasets, got none in common; make both "

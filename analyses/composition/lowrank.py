@@ -10,51 +10,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import gelu, linear
-from transformer_lens.components.layer_norm import LayerNorm
-from transformer_lens.components.mlps.mlp import MLP
-from transformer_lens.utilities.activation_functions import gelu_new
+from torch.nn.functional import linear
 
-from analyses.composition.layers import Layer, Resid
-
-
-def is_plain(layer: Layer, block: Any) -> bool:
-    """Whether the MLP reads the moved stream through a LayerNorm and is no gated one."""
-    if not layer.has_mlp or layer.parallel or type(block.mlp) is not MLP:
-        return False
-    norm = block.ln1 if layer.post_norm else block.ln2
-    return type(norm) is LayerNorm and not block.mlp.cfg.is_layer_norm_activation()
+from hc_lens.blocks import Block, Mlp, Resid
 
 
 class MovedMlp:
     """One layer behind its attention, for streams that one head moved."""
 
-    def __init__(self, layer: Layer, block: Any):
-        """Multiply out what the heads write with what the MLP reads."""
-        norm = block.ln1 if layer.post_norm else block.ln2
-        self.layer, self.eps = layer, norm.eps
-        self.weight, self.bias = norm.w.detach(), norm.b.detach()
-        mlp = block.mlp
-        self._in, self._out = mlp.W_in.detach(), mlp.W_out.detach().T
-        self._b_out = mlp.b_out.detach()
-        self._by_head = self._read(layer.W_O)
-        self._offset = self.bias @ self._in + mlp.b_in.detach()
-        same = mlp.act_fn is gelu_new  # PyTorch has this one as a single kernel
-        self._act = partial(gelu, approximate="tanh") if same else mlp.act_fn
+    @classmethod
+    def of(cls, block: Block) -> MovedMlp | None:
+        """The layer's MLP, if it reads the moved stream through a layer norm and has no gate."""
+        mlp, norm = block.mlp, block.mlp_norm
+        if not isinstance(mlp, Mlp) or mlp.W_gate is not None or block.parallel:
+            return None
+        if not norm.centres or norm.weight is None or norm.bias is None:
+            return None
+        return cls(block, mlp, norm.weight, norm.bias)
 
-    def _read(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_mlp"]:
+    def __init__(self, block: Block, mlp: Mlp, weight: Tensor, bias: Tensor):
+        """Multiply what the heads write with what the MLP reads behind its norm."""
+        self.block, self.mlp, self.weight, self.bias = block, mlp, weight, bias
+        self._out = mlp.W_out.T
+        self._by_head = self.read(block.heads.W_O)
+        self._offset = bias @ mlp.W_in + mlp.b_in
+
+    def read(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_mlp"]:
         """What the MLP's first weights make of a stream, before the norm's scale and bias."""
-        return ((x - x.mean(-1, keepdim=True)) * self.weight) @ self._in
-
-    def start(self, base: Resid) -> Float[Tensor, "rows pos d_mlp"]:
-        """What all moved streams share."""
-        return self._read(base)
+        return ((x - x.mean(-1, keepdim=True)) * self.weight) @ self.mlp.W_in
 
     def finish(
         self,
@@ -62,18 +49,22 @@ class MovedMlp:
         shared: Float[Tensor, "rows pos d_mlp"],
         moves: Sequence[tuple[int, Float[Tensor, "rows pos d_head"]]],
     ) -> Float[Tensor, "stacked pos d_model"]:
-        """The streams behind the layer, one per head and change of its output, stacked."""
+        """The streams behind the layer, one per head and change of its output, stacked.
+
+        `shared` is what all of them share: `read` of the clean stream `base`.
+        """
         rows = len(base)
         moved = base.new_empty(len(moves) * rows, *base.shape[1:])
         hidden = shared.new_empty(len(moves) * rows, *shared.shape[1:])
-        for place, (head, dz) in enumerate(moves):
-            at, flat = slice(place * rows, (place + 1) * rows), dz.flatten(0, 1)
+        for index, (head, dz) in enumerate(moves):
+            at, flat = slice(index * rows, (index + 1) * rows), dz.flatten(0, 1)
             for start, weight, into in (
-                (base, self.layer.W_O[head], moved),
+                (base, self.block.heads.W_O[head], moved),
                 (shared, self._by_head[head], hidden),
             ):
                 torch.addmm(start.flatten(0, 1), flat, weight, out=into[at].flatten(0, 1))
-        shape = [base.shape[-1]]
-        normed, _, inverse = torch.native_layer_norm(moved, shape, self.weight, self.bias, self.eps)
-        out = linear(self._act(hidden.mul_(inverse).add_(self._offset)), self._out, self._b_out)
-        return self.layer.norm2(out.add_(normed)) if self.layer.post_norm else out.add_(moved)
+        shape, eps = [base.shape[-1]], self.block.mlp_norm.eps
+        normed, _, inverse = torch.native_layer_norm(moved, shape, self.weight, self.bias, eps)
+        hidden = self.mlp.act(hidden.mul_(inverse).add_(self._offset))
+        out = linear(hidden, self._out, self.mlp.b_out)
+        return self.block.norm2(out.add_(normed)) if self.block.post_norm else out.add_(moved)

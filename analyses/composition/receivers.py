@@ -11,20 +11,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hc_lens.blocks import KINDS as INPUTS
 from hc_lens.errors import HcLensError
-from hc_lens.suffix.sets import UnitSet, as_units, set_label
-from hc_lens.units import Unit, UnitSpace
+from hc_lens.units import Unit, UnitSet, UnitSpace, as_units, set_label
 
-INPUTS = ("q", "k", "v")
-"""The inputs of a head."""
 WHOLE = "qkv"
 """The kind of a receiver that is all inputs of a head."""
 CLASSIFIER = "classifier"
-KINDS = (*INPUTS, WHOLE, "mlp", CLASSIFIER)
-"""The kinds of receivers."""
 
 _LABEL = re.compile(r"(?P<unit>L\d+\.H\d+)(?:\.(?P<kind>[qkv]))?")
 
@@ -60,7 +56,7 @@ class Receiver:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Which of a head's inputs are meant."""
+        """The kinds of single inputs that are meant."""
         return INPUTS if self.kind == WHOLE else (self.kind,)
 
     def __str__(self) -> str:
@@ -69,37 +65,28 @@ class Receiver:
 
 Sender = tuple[Unit, ...]
 """One unit or a set of units, in the order in which the model runs them."""
+Heard = Iterable[Receiver | str] | Receiver | str
+"""The receivers of a path as a user writes them."""
 
 
-def reads_after(space: UnitSpace, receiver: Receiver, unit: Unit, parallel: bool) -> bool:
-    """Whether a receiver reads what a unit has written."""
-    if receiver.unit is None:
+def reads_after(receiver: Receiver, sender: Sender, parallel: bool) -> bool:
+    """Whether a receiver reads what a unit of the sender has written."""
+    reader = receiver.unit
+    if reader is None or any(reader.layer > unit.layer for unit in sender):
         return True
-    if receiver.unit.layer != unit.layer:
-        return receiver.unit.layer > unit.layer
-    return receiver.kind == "mlp" and unit.is_head and not parallel
+    beside = any(reader.layer == unit.layer and unit.is_head for unit in sender)
+    return receiver.kind == "mlp" and beside and not parallel
 
 
 def receivers_of(space: UnitSpace, sender: Sender, parallel: bool = False) -> list[Receiver]:
     """Every single receiver that reads something of a sender, in the order of the model."""
     everything = [
-        receiver
-        for layer in range(space.n_layers)
-        for receiver in (
-            *(
-                Receiver(Unit(layer, h), kind)
-                for h in range(space.n_heads[layer])
-                for kind in INPUTS
-            ),
-            *((Receiver(Unit(layer), "mlp"),) if layer in space.mlps else ()),
-        )
+        Receiver(unit, kind)
+        for unit in as_units(space)
+        for kind in (INPUTS if unit.is_head else ("mlp",))
     ]
     everything.append(Receiver(None, CLASSIFIER))
-    return [
-        receiver
-        for receiver in everything
-        if any(reads_after(space, receiver, unit, parallel) for unit in sender)
-    ]
+    return [receiver for receiver in everything if reads_after(receiver, sender, parallel)]
 
 
 def as_senders(space: UnitSpace, senders: Iterable[UnitSet] | None) -> list[Sender]:
@@ -121,10 +108,7 @@ def as_senders(space: UnitSpace, senders: Iterable[UnitSet] | None) -> list[Send
 
 
 def as_receivers(
-    space: UnitSpace,
-    sender: Sender,
-    receivers: Iterable[Receiver | str] | None,
-    parallel: bool = False,
+    space: UnitSpace, sender: Sender, receivers: Heard | None, parallel: bool = False
 ) -> list[Receiver]:
     """The receivers that a user named for a sender; default every one that reads it."""
     if receivers is None:
@@ -141,7 +125,7 @@ def as_receivers(
         )
     space.indices({receiver.unit for receiver in found if receiver.unit is not None})
     for receiver in found:
-        if not any(reads_after(space, receiver, unit, parallel) for unit in sender):
+        if not reads_after(receiver, sender, parallel):
             raise HcLensError(
                 f"expected a receiver that reads after the sender {set_label(sender)} writes, got "
                 f"{receiver}; a head is read by heads of later layers, by the MLPs from its own "
@@ -153,8 +137,3 @@ def as_receivers(
             f"expected each receiver once, got {[str(r) for r in found]}; remove the repeats"
         )
     return found
-
-
-def label_of(receivers: Sequence[Receiver]) -> str:
-    """The receivers of a joint patch as one label."""
-    return "+".join(str(receiver) for receiver in receivers)

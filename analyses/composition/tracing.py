@@ -18,22 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from analyses.composition.exact import ALL, TOTAL, edge_effects, joint_effects
+from analyses.composition.config import TraceConfig
+from analyses.composition.effects import MEASURES
+from analyses.composition.exact import ALL, EDGE, TOTAL, edge_effects, joint_effects, strongest
+from analyses.composition.figures import figure
 from analyses.composition.gradient import agreement, edge_attribution
-from analyses.composition.layers import RECOMPUTED, check_supported
-from analyses.composition.measures import MEASURES, over_cases
-from analyses.composition.receivers import WHOLE, Receiver, reads_after
+from analyses.composition.passes import check_supported
+from analyses.composition.receivers import INPUTS, WHOLE, Heard, Receiver, Sender, reads_after
 from analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
-from hc_lens.scan import scan
-from hc_lens.sources import Source
-from hc_lens.suffix.sets import UnitSet, as_units, set_label
-from hc_lens.units import Unit, UnitSpace
+from hc_lens.masks.replacements import Source
+from hc_lens.metrics import KL, over_cases
+from hc_lens.protocols import BatchesLike, Model
+from hc_lens.records import json_bytes, read_table, table_bytes, write_file
+from hc_lens.scans.scan import scan
+from hc_lens.units import Unit, UnitSet, UnitSpace, as_units
 
-FORMAT = "hc_lens.composition.1"
-EDGE = ["sender", "receiver", "kind"]
-"""The columns that name an edge."""
+FORMAT = "hc_lens.composition.2"
 TOP = "top"
 _TABLES = ("edges", "explained", "dependents", "agreement")
 _COMPARED = ("kl", "accuracy_change", "margin_change")
@@ -49,7 +52,7 @@ class Trace:
     norms: str
     """How contributions passed layer norms."""
     edges: pd.DataFrame
-    """One row per edge, dataset and case: the columns of `edge_effects`, attribution (of the
+    """For each edge, dataset and case the columns of `edge_effects`, attribution (of the
     margin_change), weight_score and weight_excess (over random bases; NaN for an MLP's edges)."""
     explained: pd.DataFrame
     """sender, patched (``top`` or ``all``), receivers, n_edges, dataset, case, n; kl,
@@ -66,49 +69,44 @@ class Trace:
         """The n edges with the largest mean KL divergence, over all datasets or in one."""
         return strongest(self.edges, n, dataset)
 
-    def figure(self, **settings: Any) -> Any:
+    def figure(self, **settings: Any) -> Figure:
         """The graph of the strongest edges; see `figure`."""
-        from analyses.composition.figures import figure
-
         return figure(self, **settings)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the tables as parquet files, and the rest as JSON."""
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        """Write the tables as CSV files and the rest as JSON into a folder."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
         for name in _TABLES:
-            getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
+            write_file(path / f"{name}.csv", table_bytes(getattr(self, name)))
         about = {"format": FORMAT, "core": list(self.core), "norms": self.norms}
-        (place / "trace.json").write_text(json.dumps(about, indent=2) + "\n")
-        return place
+        write_file(path / "trace.json", json_bytes(about))
+        return path
 
     @classmethod
     def load(cls, folder: str | Path) -> Trace:
         """Read what `save` wrote."""
-        place = Path(folder)
+        path = Path(folder)
         try:
-            about = json.loads((place / "trace.json").read_text())
+            about = json.loads((path / "trace.json").read_text())
             if about.get("format") != FORMAT:
                 raise ValueError(f"format {about.get('format')!r}")
-            tables = {name: pd.read_parquet(place / f"{name}.parquet") for name in _TABLES}
+            tables = {name: read_table(path / f"{name}.csv") for name in _TABLES}
         except (OSError, ValueError, AttributeError) as error:
             raise HcLensError(
-                f"expected a folder that Trace.save wrote ({FORMAT}), got {place}: {error}; trace "
+                f"expected a folder that Trace.save wrote ({FORMAT}), got {path}: {error}; trace "
                 "again, or check the path"
             ) from error
         return cls(tuple(about["core"]), about["norms"], **tables)
 
 
 def trace(
-    model: Any,
-    datasets: Mapping[str, Any] | Any,
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
-    core: Sequence[Unit | str],
+    core: Sequence[Unit | str] | str,
+    config: TraceConfig | None = None,
     *,
-    top: int = 10,
-    norms: str = RECOMPUTED,
-    steps: int = 0,
-    limit: int | None = None,
     progress: bool = True,
 ) -> Trace:
     """Trace the edges of the core heads.
@@ -118,62 +116,46 @@ def trace(
         datasets: batches by name, such as ``{"id": ..., "ood": ...}``.
         means: what replaces a sender's activation.
         core: labels of the core units, such as ``["L0.H6", "L1.H1"]``.
-        top: how many edges of each core unit are patched together.
-        norms: how contributions pass layer norms: ``"recomputed"``, with which all edges of a unit
-            together are its ablation, or ``"frozen"``.
-        steps: integration steps of the gradient attribution; 0 is the plain gradient.
-        limit: at most so many rows of each dataset.
+        config: how to trace them; default `TraceConfig()`.
         progress: show progress bars.
     """
     check_supported(model)
-    units = _core(UnitSpace.of(model), core)
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise HcLensError(f"expected top as a number of edges of at least 1, got {top!r}; raise it")
-    settings: dict[str, Any] = {"norms": norms, "limit": limit, "progress": progress}
-    exact = edge_effects(model, datasets, means, units, **settings)
-    found = edge_attribution(model, datasets, means, units, steps=steps, **settings)
+    config = TraceConfig() if config is None else config
+    units = as_units(core)
+    UnitSpace.of(model).indices(units)
+    if not units:
+        raise HcLensError("expected at least one core unit, got none; give core=['L0.H6', ...]")
+    given = (model, datasets, means)
+    settings: dict[str, Any] = {"limit": config.limit, "progress": progress}
+    patching: dict[str, Any] = {"norms": config.norms, **settings}
+    exact = edge_effects(*given, units, **patching)
+    found = edge_attribution(*given, units, steps=config.steps, **patching)
+    joint = joint_effects(*given, _paths(exact, config.top), **patching)
+    dependents = pd.DataFrame(columns=_HEAD_COLUMNS)
+    readers = _readers(model, units)
+    if readers:
+        cut_off = edge_effects(*given, [units], readers, **patching)
+        alone = scan(*given, [receiver.name for receiver in readers], **settings)
+        dependents = _dependents(cut_off, alone)
     return Trace(
         core=tuple(map(str, units)),
-        norms=norms,
+        norms=config.norms,
         edges=_with_scores(exact, found, _weights(model, units)),
-        explained=_explained(model, datasets, means, units, exact, top, settings),
-        dependents=_dependents(model, datasets, means, units, settings),
+        explained=_explained(joint),
+        dependents=dependents,
         agreement=agreement(exact, found),
     )
 
 
-def strongest(edges: pd.DataFrame, n: int, dataset: str | None = None) -> pd.DataFrame:
-    """The n strongest of some edges: sender, receiver, kind and the means over datasets."""
-    if dataset is not None and dataset not in set(edges["dataset"]):
-        raise HcLensError(
-            f"expected a dataset among {list(edges['dataset'].unique())}, got {dataset!r}"
-        )
-    chosen = edges if dataset is None else edges.loc[edges["dataset"] == dataset]
-    by_dataset = over_cases(chosen, ["dataset", *EDGE])
-    means: Any = by_dataset.drop(columns=["dataset", "n"]).groupby(EDGE, sort=False).mean()
-    ordered = means.reset_index().sort_values("kl", ascending=False, kind="stable")
-    return ordered.head(n).reset_index(drop=True)
-
-
-def _core(space: UnitSpace, core: Sequence[Unit | str]) -> list[Unit]:
-    if isinstance(core, str):
-        core = core.split("+")
-    units = list(as_units(core))
-    space.indices(units)
-    if not units:
-        raise HcLensError("expected at least one core unit, got none; give core=['L0.H6', ...]")
-    return units
-
-
-def _weights(model: Any, units: list[Unit]) -> pd.DataFrame:
+def _weights(model: Model, units: Sender) -> pd.DataFrame:
     """The composition scores of the core heads; an MLP has none."""
     heads = [unit for unit in units if unit.is_head]
+    columns = {"score": "weight_score", "excess": "weight_excess"}
     if not heads:
-        return pd.DataFrame(columns=[*EDGE, "weight_score", "weight_excess"])
+        return pd.DataFrame(columns=[*EDGE, *columns.values()])
     # Scores do not depend on the norms' scales, so no rows are needed.
     scores = weight_scores(model, senders=heads, progress=False)
-    named = scores.rename(columns={"score": "weight_score", "excess": "weight_excess"})
-    return named.reindex(columns=[*EDGE, "weight_score", "weight_excess"])
+    return scores.rename(columns=columns).reindex(columns=[*EDGE, *columns.values()])
 
 
 def _with_scores(exact: pd.DataFrame, found: pd.DataFrame, weights: pd.DataFrame) -> pd.DataFrame:
@@ -182,29 +164,23 @@ def _with_scores(exact: pd.DataFrame, found: pd.DataFrame, weights: pd.DataFrame
     return merged.merge(weights, on=EDGE, how="left", validate="many_to_one")
 
 
-def _explained(
-    model: Any,
-    datasets: Any,
-    means: Source | str,
-    units: list[Unit],
-    exact: pd.DataFrame,
-    top: int,
-    settings: dict[str, Any],
-) -> pd.DataFrame:
-    """The top edges of each core unit together, and all of them, against ablating it."""
-    paths: list[tuple[UnitSet, Any]] = []
-    chosen: dict[str, str] = {}
-    for unit in units:
-        best = strongest(exact.loc[exact["sender"] == str(unit)], top)
+def _paths(exact: pd.DataFrame, top: int) -> list[tuple[UnitSet, Heard]]:
+    """For each sender its strongest edges, and all of them."""
+    paths: list[tuple[UnitSet, Heard]] = []
+    for sender, edges in exact.groupby("sender", sort=False):
+        best = strongest(edges, top)
         names = zip(best["receiver"], best["kind"], strict=True)
-        labels = [f"{name}.{kind}" if kind in "qkv" else name for name, kind in names]
-        chosen[str(unit)] = "+".join(labels)
-        paths += [(unit, labels), (unit, ALL)]
-    table = joint_effects(model, datasets, means, paths, **settings)
+        labels = [f"{name}.{kind}" if kind in INPUTS else name for name, kind in names]
+        paths += [(str(sender), labels), (str(sender), ALL)]
+    return paths
+
+
+def _explained(joint: pd.DataFrame) -> pd.DataFrame:
+    """The edges that were patched together against ablating their sender."""
     by = ["sender", "dataset", "case"]
-    total = table.loc[table["receivers"] == TOTAL, [*by, *_COMPARED]]
+    total = joint.loc[joint["receivers"] == TOTAL, [*by, *_COMPARED]]
     total = total.rename(columns={name: f"total_{name}" for name in _COMPARED})
-    patched = table[table["receivers"] != TOTAL].merge(total, on=by)
+    patched = joint[joint["receivers"] != TOTAL].merge(total, on=by)
     every = patched["receivers"] == ALL
     patched.insert(1, "patched", every.map({True: ALL, False: TOP}))
     patched["share"] = patched["kl"] / patched["total_kl"]
@@ -213,31 +189,21 @@ def _explained(
     return patched[[*columns, *pairs, "share"]].reset_index(drop=True)
 
 
-def _dependents(
-    model: Any, datasets: Any, means: Source | str, units: list[Unit], settings: dict[str, Any]
-) -> pd.DataFrame:
-    """Every head outside the core without what the core contributes to its inputs."""
-    space = UnitSpace.of(model)
-    parallel = bool(model.cfg.parallel_attn_mlp)
-    readers = [
-        Receiver(head, WHOLE)
-        for head in space.heads
-        if head not in units
-        and any(reads_after(space, Receiver(head, WHOLE), unit, parallel) for unit in units)
-    ]
-    if not readers:
-        return pd.DataFrame(columns=_HEAD_COLUMNS)
-    table = edge_effects(model, datasets, means, [set_label(units)], readers, **settings)
-    heads = [receiver.name for receiver in readers]
-    limits = {"limit": settings["limit"], "progress": settings["progress"]}
-    alone = scan(model, datasets, means, units=heads, **limits)
-    alone = alone.rename(
-        columns={"set": "head", "kl": "ablated_kl", "accuracy_change": "ablated_accuracy_change"}
-    )
+def _readers(model: Model, units: Sender) -> list[Receiver]:
+    """Every head outside the core that reads something of it."""
+    space, parallel = UnitSpace.of(model), bool(model.cfg.parallel_attn_mlp)
+    heads = [Receiver(head, WHOLE) for head in space.heads if head not in units]
+    return [receiver for receiver in heads if reads_after(receiver, units, parallel)]
+
+
+def _dependents(cut_off: pd.DataFrame, alone: pd.DataFrame) -> pd.DataFrame:
+    """Heads without what the core contributes to their inputs, beside the heads ablated."""
+    names = {"set": "head", "kl": "ablated_kl", "accuracy_change": "ablated_accuracy_change"}
     by = ["head", "dataset", "case"]
-    merged = table.rename(columns={"receiver": "head"}).merge(
-        alone[[*by, "ablated_kl", "ablated_accuracy_change"]], on=by
+    merged = cut_off.rename(columns={"receiver": "head"}).merge(
+        alone.rename(columns=names)[[*by, "ablated_kl", "ablated_accuracy_change"]], on=by
     )
-    order: Any = over_cases(merged, ["dataset", "head"]).groupby("head")["kl"].mean()
-    place = merged["head"].map(order.rank(ascending=False, method="first"))
-    return merged.loc[place.sort_values(kind="stable").index, _HEAD_COLUMNS].reset_index(drop=True)
+    means: Any = over_cases(merged, ["dataset", "head"], [KL]).groupby("head")[KL].mean()
+    rank = merged["head"].map(means.rank(ascending=False, method="first"))
+    order = rank.sort_values(kind="stable").index
+    return merged.loc[order, _HEAD_COLUMNS].reset_index(drop=True)

@@ -16,24 +16,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.layers import Norm, check_supported
-from analyses.composition.measures import each_batch
+from analyses.composition.config import check_count
+from analyses.composition.effects import Rows
 from analyses.composition.passes import Pass, Trunk
 from analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, as_senders, reads_after
+from hc_lens.blocks import Mlp, Norm, Resid
 from hc_lens.errors import HcLensError
-from hc_lens.sources import Zero
-from hc_lens.units import Unit
+from hc_lens.masks.replacements import Zero
+from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.protocols import BatchesLike, BatchLike, Model
+from hc_lens.units import Unit, UnitSet, set_label
 
 Matrix = Float[Tensor, "_ _"]
+Overlaps = Float[Tensor, "draws rows columns"]
+NormName = tuple[int | None, str]
+"""A norm by its layer and its name in `hc_lens.blocks.Block`; (None, "final") is the last one."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,9 @@ class Reader:
 
 
 def weight_scores(
-    model: Any,
-    batches: Any = None,
-    senders: Iterable[Any] | None = None,
+    model: Model,
+    batches: BatchesLike | None = None,
+    senders: Iterable[UnitSet] | None = None,
     *,
     mlps: bool = False,
     draws: int = 64,
@@ -84,32 +90,24 @@ def weight_scores(
         limit: use at most so many rows.
         progress: show a progress bar.
     """
-    check_supported(model)
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise HcLensError(f"expected draws as a number of at least 1, got {draws!r}; raise it")
     trunk = Trunk(model)
+    check_count("draws as a number", draws, 1)
     found = as_senders(trunk.space, senders)
-    other = [sender for sender in found if len(sender) > 1 or not all(u.is_head for u in sender)]
+    other = [sender for sender in found if [unit.is_head for unit in sender] != [True]]
     if other:
         raise HcLensError(
-            f"expected single heads as senders, got {'+'.join(map(str, other[0]))}; an MLP has no "
+            f"expected single heads as senders, got {set_label(other[0])}; an MLP has no "
             "one matrix: use edge_effects or edge_attribution for it"
         )
-    between = [model.blocks[layer].mlp for layer in trunk.space.mlps] if mlps else []
-    gated = [mlp for mlp in between if hasattr(mlp, "W_gate")]
-    if gated:
-        raise HcLensError(
-            f"expected MLPs without gates for paths through them, got a {type(gated[0]).__name__}; "
-            "leave mlps=False"
-        )
-    scales = _Scales(trunk, batches, limit, progress, mlps)
-    overlaps = _Overlaps(model.cfg.d_model, draws, seed)
+    _check_mlps(trunk, mlps)
+    scales = _Scales(trunk, mlps)
+    if batches is not None:
+        for _, batch in Rows.of(model, batches, Zero(), limit).pieces(progress, "scales"):
+            scales.add(batch)
+    # All edges with matrices of the same ranks share the draws.
+    overlaps = cache(partial(_draw, model.cfg.d_model, draws, seed))
     readers = list(_readers(trunk))
-    rows = [
-        (*keys, *values)
-        for (unit,) in found
-        for keys, values in _scores(trunk, scales, overlaps, readers, unit, mlps)
-    ]
+    rows = [row for (unit,) in found for row in _scores(scales, overlaps, readers, unit)]
     columns = ["sender", "receiver", "kind", "via", "score", "baseline", "strength"]
     table = pd.DataFrame(rows, columns=columns)
     table["excess"] = table["score"] - table["baseline"]
@@ -117,190 +115,168 @@ def weight_scores(
     return table.reindex(columns=[*columns[:6], "excess", "ratio", "strength"])
 
 
+def _check_mlps(trunk: Trunk, between: bool) -> None:
+    """MLPs must have one first matrix to be read, and no gate to lie between heads."""
+    for block in trunk.blocks:
+        if block.mlp is not None and not isinstance(block.mlp, Mlp):
+            raise HcLensError(
+                "expected MLPs with one matrix that reads the stream, got MLPs of another kind; "
+                "use edge_effects or edge_attribution for this model"
+            )
+        if between and isinstance(block.mlp, Mlp) and block.mlp.W_gate is not None:
+            raise HcLensError(
+                "expected MLPs without gates for paths through them, got gated MLPs; leave "
+                "mlps=False"
+            )
+
+
 class _Scales:
     """Mean scales of every norm and mean gradients of every MLP's activation on some rows."""
 
-    def __init__(self, trunk: Trunk, batches: Any, limit: int | None, progress: bool, mlps: bool):
-        self.trunk = trunk
-        self.sums: dict[tuple[int | None, str], Tensor] = {}
+    def __init__(self, trunk: Trunk, mlps: bool):
+        """Begin without rows: all scales and gradients are 1."""
+        self.trunk, self.mlps = trunk, mlps
+        self.sums: dict[NormName, Tensor] = {}
         self.gates: dict[int, Tensor] = {}
         self.count = 0
-        if batches is None:
-            return
-        named = {getattr(batches, "name", "rows"): batches}
-        for _, _, batch in each_batch(named, Zero(), limit, progress, "scales"):
-            self._add(batch, mlps)
 
     @torch.no_grad()
-    def _add(self, batch: Any, mlps: bool) -> None:
+    def add(self, batch: BatchLike) -> None:
+        """Add the tokens of a batch."""
         trunk = self.trunk
-        clean = Pass(trunk, trunk.blocks.start(batch, Zero()))
+        clean = Pass(trunk, trunk.stream(batch, Zero()))
         clean.run()
-        stream = clean.stream
-        real = torch.ones_like(stream.tokens) if stream.mask is None else stream.mask
+        mask = clean.stream.context.mask
+        real = torch.ones_like(clean.stream.tokens) if mask is None else mask
         self.count += int(real.sum())
-        for index, (layer, run) in enumerate(zip(trunk.layers, clean.runs, strict=True)):
-            ends = {"norm1": (layer.norm1, run.before_mlp if layer.post_norm else run.x)}
-            if layer.has_mlp:
-                ends["norm2"] = (layer.norm2, run.out if layer.post_norm else run.before_mlp)
-            for name, (norm, at) in ends.items():
-                self._sum((index, name), norm, at, real)
-            if mlps and layer.has_mlp:
-                gate = _activation_gradient(trunk.model.blocks[index].mlp, run.mlp_in)
+        inputs: dict[NormName, Resid] = {(None, "final"): clean.final}
+        for index, run in enumerate(clean.runs):
+            post_norm = run.block.post_norm
+            inputs[index, "norm1"] = run.before_mlp if post_norm else run.x
+            if run.block.mlp is None:
+                continue
+            inputs[index, "norm2"] = run.out if post_norm else run.before_mlp
+            if self.mlps:
+                gate = _activation_gradient(_mlp(trunk, index), run.mlp_in)
                 total = (gate * real[..., None]).sum((0, 1)).double()
                 self.gates[index] = self.gates.get(index, torch.zeros_like(total)) + total
-        if trunk.final is not None:
-            self._sum((None, "final"), trunk.final, clean.final, real)
+        for name, at in inputs.items():
+            norm = self._norm(name)
+            if not norm.identity:
+                scale = norm.scale(at)[..., 0].double()
+                self.sums[name] = self.sums.get(name, torch.zeros(())) + (scale * real).sum().cpu()
 
-    def _sum(self, key: tuple[int | None, str], norm: Norm, at: Any, real: Tensor) -> None:
-        scale = norm.scale(at)[..., 0].double() if not norm.identity else real.double()
-        self.sums[key] = self.sums.get(key, torch.zeros(())) + (scale * real).sum().cpu()
-
-    def fold(self, norm: Norm, key: tuple[int | None, str], matrix: Matrix) -> Matrix:
+    def fold(self, name: NormName, matrix: Matrix) -> Matrix:
         """Rows of a matrix behind the linearised norm."""
+        norm = self._norm(name)
         if norm.identity:
             return matrix
-        scale = float(self.sums[key]) / self.count if self.count else 1.0
-        weight = norm.weight.double() if isinstance(norm.weight, Tensor) else norm.weight
+        scale = float(self.sums[name]) / self.count if self.count else 1.0
+        weight = 1.0 if norm.weight is None else norm.weight.double()
         return norm.centred(matrix) * weight / scale
 
     def gate(self, index: int) -> Tensor | float:
         """The mean gradient of an MLP's activation."""
         return self.gates[index] / self.count if self.count else 1.0
 
+    def _norm(self, name: NormName) -> Norm:
+        layer, attribute = name
+        return getattr(self.trunk if layer is None else self.trunk.blocks[layer], attribute)
 
-class _Overlaps:
+
+def _draw(d_model: int, draws: int, seed: int, rows: int, columns: int) -> Overlaps:
     """Squared overlaps of random orthogonal bases of the residual stream."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(draws):
+        frame = torch.randn((d_model, columns), generator=generator, dtype=torch.float64)
+        # By symmetry one of the two bases may be the axes.
+        made.append(torch.linalg.qr(frame).Q[:rows] ** 2)
+    return torch.stack(made)
 
-    def __init__(self, d_model: int, draws: int, seed: int):
-        self.d_model, self.draws, self.seed = d_model, draws, seed
-        self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def baseline(self, sent: Tensor, read: Tensor) -> float:
-        """The mean score of random matrices with these squared singular values."""
-        sizes = (len(sent), len(read))
-        if sizes not in self._kept:
-            self._kept[sizes] = self._draw(*sizes)
-        squares = torch.einsum("i,nij,j->n", sent, self._kept[sizes].to(sent), read)
-        return float((squares / (sent.sum() * read.sum())).sqrt().mean())
-
-    def _draw(self, rows: int, columns: int) -> Float[Tensor, "draws rows columns"]:
-        generator = torch.Generator().manual_seed(self.seed)
-        made = []
-        for _ in range(self.draws):
-            shape = (self.d_model, columns)
-            frame = torch.randn(shape, generator=generator, dtype=torch.float64)
-            # By symmetry one of the two bases may be the axes.
-            made.append(torch.linalg.qr(frame).Q[:rows] ** 2)
-        return torch.stack(made)
+def _mlp(trunk: Trunk, index: int) -> Mlp:
+    """The MLP of a layer; `_check_mlps` has seen that it is one."""
+    mlp = trunk.blocks[index].mlp
+    assert isinstance(mlp, Mlp)
+    return mlp
 
 
 def _readers(trunk: Trunk) -> Iterator[Reader]:
     """The matrix of every receiver."""
-    for index, layer in enumerate(trunk.layers):
-        attn: Any = layer.attn
-        q, k, v, o = (getattr(attn, f"W_{name}").detach().double() for name in "QKVO")
-        for head in range(trunk.space.n_heads[index]):
+    for index, block in enumerate(trunk.blocks):
+        heads = block.heads
+        groups = (heads.expanded(weight, dim=0) for weight in (heads.W_K, heads.W_V))
+        q, k, v, o = (weight.double() for weight in (heads.W_Q, *groups, heads.W_O))
+        for head in range(len(q)):
             matrices = ((q[head], k[head].T), (k[head], q[head].T), (v[head], o[head]))
             for kind, (left, right) in zip(INPUTS, matrices, strict=True):
                 yield Reader.of(Receiver(Unit(index, head), kind), left, right)
-        if layer.has_mlp:
-            w_in = trunk.model.blocks[index].mlp.W_in.detach().double()
-            yield Reader.of(Receiver(Unit(index), "mlp"), w_in)
-    last = trunk.model.pooler.W if trunk.encoder else trunk.model.unembed.W_U
+        if block.mlp is not None:
+            yield Reader.of(Receiver(Unit(index), "mlp"), _mlp(trunk, index).W_in.double())
+    model = trunk.model
+    last = model.pooler.W if isinstance(model, EncoderClassifier) else model.unembed.W_U
     yield Reader.of(Receiver(None, CLASSIFIER), last.detach().double())
 
 
 def _scores(
-    trunk: Trunk,
-    scales: _Scales,
-    overlaps: _Overlaps,
-    readers: list[Reader],
-    unit: Unit,
-    mlps: bool,
-) -> Iterator[tuple[tuple[str, str, str, str], tuple[float, float, float]]]:
-    """Keys and values of every edge of one head."""
-    attn: Any = trunk.layers[unit.layer].attn
-    left = attn.W_V[unit.head].detach().double()
-    written = attn.W_O[unit.head].detach().double()
+    scales: _Scales, overlaps: Callable[[int, int], Overlaps], readers: list[Reader], unit: Unit
+) -> Iterator[tuple[str | float, ...]]:
+    """The rows of the table for every edge of one head."""
+    trunk = scales.trunk
+    heads = trunk.blocks[unit.layer].heads
+    left = heads.expanded(heads.W_V, dim=0)[unit.head].double()
+    written = heads.W_O[unit.head].double()
     gram = left.T @ left
     starts: list[tuple[str, Unit, Matrix]] = [("", unit, written)]
-    if mlps:
-        starts += _through_mlps(trunk, scales, unit, written)
+    if scales.mlps:
+        starts += _through_mlps(scales, unit, written)
     for via, begin, matrix in starts:
-        arrivals = _Arrivals(trunk, scales, begin, matrix)
-        squares: dict[Any, Tensor] = {}
+        arrivals = _arrivals(scales, begin, matrix)
+        squares = {key: _squares(gram, arrived @ arrived.T) for key, arrived in arrivals.items()}
         for reader in readers:
-            if not reads_after(trunk.space, reader.receiver, begin, trunk.parallel):
-                continue
-            arrived = arrivals.at(reader.receiver)
-            place = (reader.receiver.unit and reader.receiver.unit.layer, reader.receiver.kind)
-            place = place if place[1] in ("mlp", CLASSIFIER) else (place[0], "head")
-            if place not in squares:
-                squares[place] = _squares(gram, arrived @ arrived.T)
-            values = _score(gram, arrived, squares[place], reader, overlaps)
-            keys = (str(unit), reader.receiver.name, reader.receiver.kind, via)
-            yield keys, values
+            receiver = reader.receiver
+            if reads_after(receiver, (begin,), trunk.parallel):
+                key = _reads_at(receiver)
+                values = _score(gram, arrivals[key], squares[key], reader, overlaps)
+                yield str(unit), receiver.name, receiver.kind, via, *values
 
 
-class _Arrivals:
-    """What a unit's written matrix has become at each later place, kept by place."""
+def _reads_at(receiver: Receiver) -> tuple[int | None, bool]:
+    """Where a receiver reads, by layer and whether it is the MLP; all heads of a layer alike."""
+    return (None, False) if receiver.unit is None else (receiver.unit.layer, receiver.kind == "mlp")
 
-    def __init__(self, trunk: Trunk, scales: _Scales, unit: Unit, written: Matrix):
-        self.trunk, self.scales = trunk, scales
-        self._unit, self._streams = unit, {(unit.layer, not unit.is_head): written}
 
-    def at(self, receiver: Receiver) -> Matrix:
-        """The matrix that the receiver's own weights multiply."""
-        trunk, scales = self.trunk, self.scales
-        if receiver.unit is None:
-            stream = self._behind(len(trunk.layers) - 1)
-            if trunk.final is None:
-                return stream
-            return scales.fold(trunk.final, (None, "final"), stream)
-        index = receiver.unit.layer
-        layer = trunk.layers[index]
-        is_mlp = receiver.kind == "mlp"
-        if layer.post_norm:
-            return self._inside(index) if is_mlp else self._behind(index - 1)
-        same = index == self._unit.layer
-        stream = next(iter(self._streams.values())) if same else self._behind(index - 1)
-        norm, name = (layer.norm2, "norm2") if is_mlp else (layer.norm1, "norm1")
-        return scales.fold(norm, (index, name), stream)
-
-    def _inside(self, index: int) -> Matrix:
-        """Behind the first norm of a post-norm layer."""
-        key = (index, True)
-        if key not in self._streams:
-            own = index == self._unit.layer
-            stream = self._streams[index, False] if own else self._behind(index - 1)
-            norm = self.trunk.layers[index].norm1
-            self._streams[key] = self.scales.fold(norm, (index, "norm1"), stream)
-        return self._streams[key]
-
-    def _behind(self, index: int) -> Matrix:
-        """Behind a layer."""
-        layer = self.trunk.layers[index]
-        if not layer.post_norm:
-            return next(iter(self._streams.values()))
-        key = (index + 1, False)
-        if key not in self._streams:
-            inside = self._inside(index)
-            self._streams[key] = self.scales.fold(layer.norm2, (index, "norm2"), inside)
-        return self._streams[key]
+def _arrivals(
+    scales: _Scales, unit: Unit, written: Matrix
+) -> dict[tuple[int | None, bool], Matrix]:
+    """What a unit's written matrix has become wherever it is read; see `_reads_at`."""
+    found, stream = {}, written
+    for index in range(unit.layer, len(scales.trunk.blocks)):
+        if not scales.trunk.blocks[index].post_norm:
+            found[index, False] = scales.fold((index, "norm1"), stream)
+            found[index, True] = scales.fold((index, "norm2"), stream)
+            continue
+        found[index, False] = stream
+        if unit != Unit(index):
+            stream = scales.fold((index, "norm1"), stream)
+        found[index, True] = stream
+        stream = scales.fold((index, "norm2"), stream)
+    found[None, False] = scales.fold((None, "final"), stream)
+    return found
 
 
 def _through_mlps(
-    trunk: Trunk, scales: _Scales, unit: Unit, written: Matrix
+    scales: _Scales, unit: Unit, written: Matrix
 ) -> Iterator[tuple[str, Unit, Matrix]]:
     """What a head writes by way of each later MLP, linearised."""
-    arrivals = _Arrivals(trunk, scales, unit, written)
+    trunk, arrivals = scales.trunk, _arrivals(scales, unit, written)
     for index in trunk.space.mlps:
         receiver = Receiver(Unit(index), "mlp")
-        if reads_after(trunk.space, receiver, unit, trunk.parallel):
-            mlp: Any = trunk.model.blocks[index].mlp
-            hidden = arrivals.at(receiver) @ mlp.W_in.detach().double()
-            sent = (hidden * scales.gate(index)) @ mlp.W_out.detach().double()
+        if reads_after(receiver, (unit,), trunk.parallel):
+            mlp = _mlp(trunk, index)
+            hidden = arrivals[_reads_at(receiver)] @ mlp.W_in.double()
+            sent = (hidden * scales.gate(index)) @ mlp.W_out.double()
             yield str(receiver.unit), Unit(index), sent
 
 
@@ -309,7 +285,7 @@ def _score(
     arrived: Matrix,
     sent: Float[Tensor, "singular"],
     reader: Reader,
-    overlaps: _Overlaps,
+    overlaps: Callable[[int, int], Overlaps],
 ) -> tuple[float, float, float]:
     """Score, baseline and strength of one edge, from matrices of the heads' rank."""
     met = arrived @ reader.left
@@ -320,7 +296,10 @@ def _score(
     if size == 0:
         # A matrix of zeros composes with nothing, and no more by chance.
         return 0.0, 0.0, 0.0
-    return strength / size, overlaps.baseline(sent, reader.squares), strength
+    drawn = overlaps(len(sent), len(reader.squares)).to(sent)
+    squares = torch.einsum("i,nij,j->n", sent, drawn, reader.squares)
+    baseline = (squares / (sent.sum() * reader.squares.sum())).sqrt().mean()
+    return strength / size, float(baseline), strength
 
 
 def _squares(one: Matrix, other: Matrix) -> Float[Tensor, "rank"]:
@@ -328,9 +307,9 @@ def _squares(one: Matrix, other: Matrix) -> Float[Tensor, "rank"]:
     return torch.linalg.eigvals(one @ other).real.clamp(min=0)
 
 
-def _activation_gradient(mlp: Any, mlp_in: Any) -> Float[Tensor, "batch pos d_mlp"]:
+def _activation_gradient(mlp: Mlp, mlp_in: Resid) -> Float[Tensor, "rows pos d_mlp"]:
     """The derivative of an MLP's activation at every hidden unit."""
     with torch.enable_grad():
-        hidden = (mlp_in @ mlp.W_in.detach() + mlp.b_in.detach()).requires_grad_()
-        (gradient,) = torch.autograd.grad(mlp.act_fn(hidden).sum(), hidden)
+        hidden = (mlp_in @ mlp.W_in + mlp.b_in).requires_grad_()
+        (gradient,) = torch.autograd.grad(mlp.act(hidden).sum(), hidden)
     return gradient

@@ -2,108 +2,61 @@
 
 1. `scores` finds informative, downstream and upstream components of two checkpoints.
 2. `out_of_context`, `freezing`, `ordering` and `grafting` are the experiments.
-3. `World`, `first_hop`, `second_hop`, `invented_relation` and `FactSet.read` give the facts.
+3. `first_hop`, `second_hop` and `invented_relation` make facts about a `World`, `FactSet.read`
+   reads them from a file, `named_set` takes the name of either.
 4. `demo` runs all of it on a small model trained from scratch.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614). Names are imported on first use.
 """
 
+# ruff: noqa: I001 (a list of names, those that give tables first)
+
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hc_lens.lazy import exports
 
 if TYPE_CHECKING:
-    from analyses.extractive.desk import Desk, DeskConfig, agreement, study, with_weights
+    from analyses.extractive.scoring import scores as scores
     from analyses.extractive.experiments import (
-        Phases,
-        freezing,
-        grafting,
-        ordering,
-        out_of_context,
-        train_phases,
+        out_of_context as out_of_context,
+        freezing as freezing,
+        ordering as ordering,
+        grafting as grafting,
+        train_phases as train_phases,
+        Phases as Phases,
     )
-    from analyses.extractive.facts import FactSet, World, first_hop, invented_relation, second_hop
-    from analyses.extractive.figures import heat_maps, rank_bars
-    from analyses.extractive.parts import Component, components, graft, parameters, swap
-    from analyses.extractive.prompts import Question, align
-    from analyses.extractive.reporting import demo
-    from analyses.extractive.scoring import scores
-    from analyses.extractive.training import TrainConfig, mean_rank, train
+    from analyses.extractive.desk import (
+        demo as demo,
+        study as study,
+        agreement as agreement,
+        Desk as Desk,
+    )
+    from analyses.extractive.figures import heat_maps as heat_maps, rank_bars as rank_bars
+    from analyses.extractive.facts import (
+        FactSet as FactSet,
+        World as World,
+        first_hop as first_hop,
+        second_hop as second_hop,
+        invented_relation as invented_relation,
+        named_set as named_set,
+    )
+    from analyses.extractive.settings import (
+        ScoreConfig as ScoreConfig,
+        TrainConfig as TrainConfig,
+        DeskConfig as DeskConfig,
+    )
+    from analyses.extractive.prompts import Question as Question, align as align
+    from analyses.extractive.training import train as train, mean_rank as mean_rank
+    from analyses.extractive.component import (
+        Component as Component,
+        components as components,
+        swap as swap,
+    )
+    from analyses.extractive.models import (
+        parameters as parameters,
+        graft as graft,
+        with_weights as with_weights,
+    )
 
-_HOME = {
-    "scores": "scoring",
-    "Component": "parts",
-    "components": "parts",
-    "parameters": "parts",
-    "swap": "parts",
-    "graft": "parts",
-    "Question": "prompts",
-    "align": "prompts",
-    "World": "facts",
-    "FactSet": "facts",
-    "first_hop": "facts",
-    "second_hop": "facts",
-    "invented_relation": "facts",
-    "TrainConfig": "training",
-    "train": "training",
-    "mean_rank": "training",
-    "out_of_context": "experiments",
-    "freezing": "experiments",
-    "ordering": "experiments",
-    "grafting": "experiments",
-    "Phases": "experiments",
-    "train_phases": "experiments",
-    "heat_maps": "figures",
-    "rank_bars": "figures",
-    "Desk": "desk",
-    "DeskConfig": "desk",
-    "study": "desk",
-    "agreement": "desk",
-    "with_weights": "desk",
-    "demo": "reporting",
-}
-
-__all__ = [
-    "Component",
-    "Desk",
-    "DeskConfig",
-    "FactSet",
-    "Phases",
-    "Question",
-    "TrainConfig",
-    "World",
-    "agreement",
-    "align",
-    "components",
-    "demo",
-    "first_hop",
-    "freezing",
-    "graft",
-    "grafting",
-    "heat_maps",
-    "invented_relation",
-    "mean_rank",
-    "ordering",
-    "out_of_context",
-    "parameters",
-    "rank_bars",
-    "scores",
-    "second_hop",
-    "study",
-    "swap",
-    "train",
-    "train_phases",
-    "with_weights",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {__all__}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = exports(__name__, __file__)

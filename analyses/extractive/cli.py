@@ -1,178 +1,171 @@
-"""The command ``hc-lens analyse extractive`` (also ``python -m analyses.extractive``)."""
+"""The command ``hc-lens analyse extractive``."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
+from analyses.extractive.settings import ScoreConfig, TrainConfig
+from hc_lens.cli import options
+from hc_lens.cli.work import Work
 from hc_lens.errors import HcLensError
+from hc_lens.records import digest
+from hc_lens.settings import plain_value
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analyses.extractive.facts import FactSet
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-SETS = ("first-hop", "second-hop", "invented")
-"""Generated sets that --data knows by name."""
+@options.changes(ScoreConfig, "seed")
+class Scoring:
+    """How components are scored."""
 
 
-@app.command("extractive")
-def run(
-    what: Annotated[
-        str, typer.Argument(help="scores, out-of-context, freezing, ordering or grafting")
-    ] = "scores",
-    demo: Annotated[
-        bool, typer.Option("--demo", help="the desk-scale study, no files needed")
-    ] = False,
-    before: Annotated[str, typer.Option(help="checkpoint before fine-tuning on facts")] = "",
-    after: Annotated[str, typer.Option(help="checkpoint after it (scores only)")] = "",
-    data: Annotated[
-        str, typer.Option(help=f"a .csv or .jsonl file of facts, or one of {', '.join(SETS)}")
-    ] = "first-hop",
-    counterfactual: Annotated[
-        str, typer.Option(help="file of counterfactual facts (grafting); default: generated")
-    ] = "",
-    method: Annotated[str, typer.Option(help="linear or exact")] = "linear",
-    by: Annotated[str, typer.Option(help="component or position")] = "component",
-    n_counterfactuals: Annotated[int, typer.Option(help="counterfactual prompts a question")] = 10,
-    n_test: Annotated[int, typer.Option(help="people held out of the ordering experiment")] = 20,
-    steps: Annotated[int, typer.Option(help="fine-tuning steps of each training")] = 60,
-    lr: Annotated[float, typer.Option(help="fine-tuning learning rate")] = 1e-5,
-    seeds: Annotated[int, typer.Option(help="worlds of the demo")] = 3,
-    seed: Annotated[int, typer.Option(help="seed of generated facts and of training")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is the default choice")] = 0,
-    out: Annotated[Path | None, typer.Option(help="folder for tables and figures")] = None,
-) -> None:
+@options.changes(TrainConfig, "lr", "seed", title="Training")
+class Training:
+    """How a model is fine-tuned on facts."""
+
+
+@options.section("Rows")
+class Facts:
+    """Which facts."""
+
+    data: Literal["first-hop", "second-hop", "invented"] = "first-hop"
+    """A set of facts that is generated."""
+    path: str | None = None
+    """File of facts of your own instead, .csv or .jsonl."""
+    counterfactual: str | None = None
+    """File of counterfactual facts for grafting; --data invented generates some."""
+
+    def read(self, seed: int) -> tuple[FactSet, FactSet | None]:
+        """The facts, and their counterfactual twins where there are any."""
+        from analyses.extractive.facts import named_set
+
+        chosen, twin = named_set(self.path or self.data, seed)
+        return chosen, named_set(self.counterfactual, seed)[0] if self.counterfactual else twin
+
+
+@options.section()
+class Settings:
+    """Which experiment, on which facts."""
+
+    what: Literal["scores", "out-of-context", "freezing", "ordering", "grafting"] = field(
+        default="scores", kw_only=False
+    )
+    """The scores of two checkpoints, or an experiment that trains one."""
+    demo: bool = False
+    """The desk-scale study instead, which needs no files."""
+    before: str | None = None
+    """Checkpoint before fine-tuning on facts."""
+    after: str | None = None
+    """Checkpoint after it, for the scores."""
+    facts: Facts = field(default_factory=Facts)
+    scoring: Scoring = field(default_factory=Scoring)
+    lr: float = 1e-5
+    """Largest learning rate of the experiments."""
+    training: Training = field(default_factory=Training)
+    n_test: int = 20
+    """People held out of the ordering experiment."""
+    seed: int = 0
+    """Seed of generated facts, of counterfactual prompts and of training."""
+    seeds: options.Seeds = (0, 1, 2)
+    """Seeds of the worlds of --demo, such as 0-2."""
+    threads: int = 0
+    """CPU threads; 0 leaves the choice to PyTorch."""
+    output: options.Output = field(default_factory=options.Output)
+    table: options.Table = field(default_factory=options.Table)
+
+
+def run(settings: Settings, work: Work) -> None:
     """Which components store a fact, which query it and which use it (arXiv 2412.04614)."""
     import torch
 
-    if threads or demo:
+    if settings.threads or settings.demo:
         # The demo's matrices are so small that a second thread costs more than it brings.
-        torch.set_num_threads(threads or 1)
-    if demo:
-        _demo(out or Path("extractive-demo"), seeds)
-    elif what == "scores":
-        _scores(before, after, data, method, by, n_counterfactuals, seed, out)
+        torch.set_num_threads(settings.threads or 1)
+    if settings.demo:
+        _demo(settings, work)
+    elif settings.what == "scores":
+        _scores(settings, work)
     else:
-        _experiment(what, before, data, counterfactual, n_test, steps, lr, seed, out)
+        _experiment(settings, work)
 
 
-def _demo(out: Path, seeds: int) -> None:
-    from analyses.extractive.reporting import demo
+def _demo(settings: Settings, work: Work) -> None:
+    from analyses.extractive.desk import demo
 
-    text, written = demo(out, seeds)
-    typer.echo(text)
-    typer.echo("\nwritten: " + ", ".join(str(path) for path in written))
-
-
-def _facts(data: str, seed: int) -> tuple[FactSet, FactSet | None]:
-    """The named set, or the one in a file; and its counterfactual twin where there is one."""
-    from analyses.extractive import facts
-
-    if data not in SETS:
-        return facts.FactSet.read(data), None
-    world = facts.World.real(seed)
-    if data == "invented":
-        return facts.invented_relation(world, seed=seed)
-    make = facts.first_hop if data == "first-hop" else facts.second_hop
-    return make(world, seed=seed), None
+    work.out = work.out or Path("extractive-demo")
+    if not work.begin():
+        return
+    texts: list[str] = []
+    work.keep(lambda folder: texts.append(demo(folder, settings.seeds, progress=work.progress)[0]))
+    work.finish(text=texts[0])
 
 
-def _scores(
-    before: str,
-    after: str,
-    data: str,
-    method: str,
-    by: str,
-    count: int,
-    seed: int,
-    out: Path | None,
-) -> None:
+def _scores(settings: Settings, work: Work) -> None:
     from analyses.extractive.figures import heat_maps
+    from analyses.extractive.models import language_model
     from analyses.extractive.scoring import scores
+    from hc_lens.models import fingerprint
 
-    if not before or not after:
+    if not settings.before or not settings.after:
         raise HcLensError(
-            "expected two checkpoints, got "
-            f"before={before!r} and after={after!r}; pass --before and --after, or --demo"
+            f"expected two checkpoints, got before={settings.before!r} and "
+            f"after={settings.after!r}; pass --before and --after, or --demo"
         )
-    chosen, _ = _facts(data, seed)
-    table = scores(
-        before,
-        after,
-        chosen.implications,
-        chosen.implication_options,
-        method=method,
-        by=by,
-        n_counterfactuals=count,
-        seed=seed,
-    )
+    chosen, _ = settings.facts.read(settings.seed)
+    before, after = language_model(settings.before), language_model(settings.after)
+    work.fingerprint, work.inputs["after"] = fingerprint(before), fingerprint(after)
+    work.reads("facts", digest(plain_value(chosen)), f"{len(chosen.implications)} implications")
+    if not work.begin(by_component):
+        return
+    config = ScoreConfig(seed=settings.seed, **options.given(settings.scoring))
+    questions, answers = chosen.implications, chosen.implication_options
+    table = scores(before, after, questions, answers, config, progress=work.progress)
+    if config.by == "position":
+        title = f"{settings.facts.path or settings.facts.data}: {config.method} scores"
+        work.keep(
+            lambda folder: heat_maps(table, title=title).savefig(folder / "heat-maps.png", dpi=150)
+        )
+    work.finish(table)
+
+
+def by_component(table: pd.DataFrame) -> pd.DataFrame:
+    """The mean over questions of each component's scores, one column a score."""
     names = ["score", "component"]
     means: Any = table.groupby([*names, "question"], sort=False)["value"].sum()
-    means = means.groupby(names, sort=False).mean().unstack("score")
-    typer.echo(means.round(3).to_string())
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        table.to_csv(out / "scores.csv", index=False)
-        if by == "position":
-            heat_maps(table, title=f"{data}: {method} scores").savefig(
-                out / "heat-maps.png", dpi=150
-            )
-        typer.echo(f"written to {out}")
+    return means.groupby(names, sort=False).mean().unstack("score").reset_index()
 
 
-def _experiment(
-    what: str,
-    before: str,
-    data: str,
-    counterfactual: str,
-    n_test: int,
-    steps: int,
-    lr: float,
-    seed: int,
-    out: Path | None,
-) -> None:
+def _experiment(settings: Settings, work: Work) -> None:
     from analyses.extractive import experiments
-    from analyses.extractive.scoring import load_model
-    from analyses.extractive.training import TrainConfig
+    from analyses.extractive.models import language_model
+    from hc_lens.models import fingerprint
 
-    known = ("out-of-context", "freezing", "ordering", "grafting")
-    if what not in known:
-        raise HcLensError(
-            f"expected scores or one of {list(known)}, got {what!r}; name one of these"
-        )
-    if not before:
+    if not settings.before:
         raise HcLensError("expected a checkpoint to train, got none; pass --before, or --demo")
-    chosen, twin = _facts(data, seed)
-    if counterfactual:
-        twin, _ = _facts(counterfactual, seed)
-    config = TrainConfig(steps=steps, lr=lr, seed=seed)
-    model = load_model(before)
-    if what == "out-of-context":
-        table = experiments.out_of_context(model, chosen, config)
-    elif what == "freezing":
-        table = experiments.freezing(model, chosen, config)
-    elif what == "ordering":
-        table = experiments.ordering(model, chosen, config, config, n_test=n_test)
-    elif twin is None:
+    chosen, twin = settings.facts.read(settings.seed)
+    if settings.what == "grafting" and twin is None:
         raise HcLensError(
             "expected counterfactual facts for grafting, got none; "
             "pass --data invented, or --counterfactual FILE"
         )
+    config = TrainConfig(lr=settings.lr, seed=settings.seed, **options.given(settings.training))
+    model = language_model(settings.before)
+    work.fingerprint = fingerprint(model)
+    work.reads("facts", digest(plain_value(chosen)), f"{len(chosen.facts)} facts")
+    if not work.begin():
+        return
+    if settings.what == "out-of-context":
+        table = experiments.out_of_context(model, chosen, config)
+    elif settings.what == "freezing":
+        table = experiments.freezing(model, chosen, config)
+    elif settings.what == "ordering":
+        table = experiments.ordering(model, chosen, config, config, n_test=settings.n_test)
     else:
+        assert twin is not None
         table = experiments.grafting(model, chosen, twin, config)
-    typer.echo(table.round(3).to_string(index=False))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        table.to_csv(out / f"{what}.csv", index=False)
-
-
-def main() -> None:
-    """Run the command; an HcLensError is one line on the error stream and exit code 1."""
-    try:
-        app()
-    except HcLensError as error:
-        typer.echo(f"hc-lens: {error}", err=True)
-        raise SystemExit(1) from error
+    work.finish(table)

@@ -1,23 +1,25 @@
-"""A desk-scale study: a small model learns an invented world from scratch, then new facts.
+"""The desk-scale study: a small model learns an invented world from scratch, then new facts.
 
-1. A GPT-2-shaped model (4 layers, width 64, 4 heads, a token a word) is pretrained on an invented
-   world. For the first hop the corpus says where 400 people live, which language is spoken in the
-   city each is from, and the cities' languages. For the second hop it says who holds an office in a
-   city and, by a landmark, in the city that contains it.
+1. A GPT-2-shaped model (4 layers, width 64, 4 heads, one token for each word) is pretrained on an
+   invented world. For the first hop the corpus says where 400 people live, which language is spoken
+   in the city each is from, and the cities' languages. For the second hop it says who holds an
+   office in a city and, by a landmark, in the city that contains it.
 2. Token embeddings keep their random values, so that facts are stored in the blocks, during
    pretraining as well as later.
 3. New people (or new mayors), never seen before, then go through the experiments and the scores.
+4. `demo` repeats this for several seeds and gives the means as text, tables and figures.
 A model of this size composes only when the people are many: with few it learns each answer by
 heart. So the invented relation has 200 people to train on where the paper has 84.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pandas as pd
 from scipy import stats
@@ -25,55 +27,32 @@ from tqdm.auto import tqdm
 
 from analyses.extractive import experiments
 from analyses.extractive.facts import (
+    LIVES_IN,
+    MAYOR_BY,
+    MAYOR_OF,
+    SPEAKS,
     FactSet,
     World,
     first_hop,
     invented_relation,
-    lives_in,
-    mayor_by_landmark,
-    mayor_of,
     second_hop,
-    speaks,
 )
-from analyses.extractive.parts import State
+from analyses.extractive.figures import heat_maps, rank_bars
+from analyses.extractive.models import with_weights
 from analyses.extractive.prompts import Question
 from analyses.extractive.scoring import scores
-from analyses.extractive.training import TrainConfig, fill, train
-from analyses.extractive.words import word_tokenizer
+from analyses.extractive.settings import DeskConfig, Method, ScoreConfig
+from analyses.extractive.training import train
+from hc_lens.protocols import LanguageModel
+from hc_lens.records import table_bytes, write_file
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Hop = Literal["first hop", "second hop"]
 OFFICES = ("bishop", "judge")
 """Offices that are known in every city; mayors are known only in those the tests leave out."""
-PRETRAINING = TrainConfig(steps=500, lr=3e-3, batch_size=64)
-FACTS = TrainConfig(steps=60, lr=1e-3, batch_size=20)
-INVENTED = TrainConfig(steps=120, lr=1e-3, batch_size=64)
-
-
-@dataclass(frozen=True)
-class DeskConfig:
-    """Sizes and training of the desk-scale study."""
-
-    n_layers: int = 4
-    """Layers of the model."""
-    d_model: int = 64
-    """Width of the model; an MLP is four times as wide."""
-    n_heads: int = 4
-    """Heads a layer."""
-    n_cities: int = 20
-    """Cities in the tests, and so the number of options."""
-    n_known_cities: int = 40
-    """Further cities whose mayors the second-hop corpus tells."""
-    n_known_people: int = 400
-    """People in the first-hop corpus."""
-    n_invented_people: int = 200
-    """People to train the invented relation on; as many as cities are left for its test."""
-    pretraining: TrainConfig = PRETRAINING
-    """Training on the corpus."""
-    facts: TrainConfig = FACTS
-    """Fine-tuning on new facts."""
-    invented: TrainConfig = INVENTED
-    """Each phase of the ordering and grafting experiments."""
-    n_counterfactuals: int = 10
-    """Counterfactual prompts a question, for the upstream score."""
+PAD, UNKNOWN = "<pad>", "<unk>"
 
 
 @dataclass(frozen=True)
@@ -84,9 +63,9 @@ class Desk:
     """Sizes and training."""
     seed: int
     """Seed of world, weights and order of training."""
-    corpora: dict[str, list[Question]]
+    corpora: dict[Hop, list[Question]]
     """What is pretrained on, for the first and the second hop."""
-    sets: dict[str, FactSet]
+    sets: dict[Hop, FactSet]
     """The new facts of the first and the second hop."""
     invented: tuple[FactSet, FactSet]
     """The invented relation, and its counterfactual twin."""
@@ -94,14 +73,14 @@ class Desk:
     @classmethod
     def of(cls, config: DeskConfig, seed: int) -> Desk:
         """Make the world of a seed."""
-        n_cities = config.n_cities + config.n_known_cities
-        n_officials = n_cities * (1 + len(OFFICES))
+        n_tested = config.n_cities
+        n_cities = n_tested + config.n_known_cities
         groups = {
             "known": config.n_known_people,
-            "officials": n_officials,
-            "first": config.n_cities,
-            "second": config.n_cities,
-            "invented": config.n_cities + config.n_invented_people,
+            "officials": n_cities * (1 + len(OFFICES)),
+            "first": n_tested,
+            "second": n_tested,
+            "invented": n_tested + config.n_invented_people,
         }
         whole = World.invented(seed, n_cities, sum(groups.values()))
         names = iter(whole.people)
@@ -110,25 +89,27 @@ class Desk:
             group: replace(whole, people=tuple(itertools.islice(names, count)))
             for group, count in groups.items()
         }
-        first = _first_hop_corpus(worlds["known"], config.n_cities)
-        second = _second_hop_corpus(worlds["officials"], config.n_cities)
-        invented = invented_relation(
-            worlds["invented"], groups["invented"], config.n_cities, config.n_cities, seed
-        )
-        sets = {
-            "first hop": first_hop(worlds["first"], config.n_cities, seed),
-            "second hop": second_hop(worlds["second"], config.n_cities, seed),
+        corpora: dict[Hop, list[Question]] = {
+            "first hop": _first_hop_corpus(worlds["known"], n_tested),
+            "second hop": _second_hop_corpus(worlds["officials"], n_tested),
         }
-        return cls(config, seed, {"first hop": first, "second hop": second}, sets, invented)
+        sets: dict[Hop, FactSet] = {
+            "first hop": first_hop(worlds["first"], n_tested, seed),
+            "second hop": second_hop(worlds["second"], n_tested, seed),
+        }
+        invented = invented_relation(
+            worlds["invented"], groups["invented"], n_tested, n_tested, seed
+        )
+        return cls(config, seed, corpora, sets, invented)
 
-    def model(self, hop: str) -> Any:
+    def model(self, hop: Hop) -> LanguageModel:
         """A model pretrained on the corpus of a hop."""
         model = self.untrained()
         settings = replace(self.config.pretraining, seed=self.seed)
         state = train(model, self.corpora[hop], settings, trainable=lambda n: n != "embed.W_E")
         return with_weights(model, state)
 
-    def untrained(self) -> Any:
+    def untrained(self) -> LanguageModel:
         """A model with random weights that knows every word of the world."""
         from transformer_lens import HookedTransformer, HookedTransformerConfig
 
@@ -162,25 +143,27 @@ class Desk:
         return (f"{q.prompt} {q.answer}" for group in groups for q in group)
 
 
-def with_weights(model: Any, state: State) -> Any:
-    """A copy of the model with other weights."""
-    tokenizer, model.tokenizer = model.tokenizer, None
-    try:
-        twin = copy.deepcopy(model)
-    finally:
-        model.tokenizer = tokenizer
-    twin.tokenizer = tokenizer
-    fill(twin, state)
-    return twin
+def word_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A Hugging Face tokenizer whose tokens are the words of the texts, in alphabetical order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({word for text in texts for word in text.split()})
+    vocabulary = {word: index for index, word in enumerate([PAD, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=PAD
+    )
 
 
 def _first_hop_corpus(world: World, n_cities: int) -> list[Question]:
     """Homes and languages of people, and the languages of cities three times over."""
     corpus = []
-    for place, name in enumerate(world.people):
-        home = place % n_cities
-        corpus.append(lives_in(name, world.cities[home]))
-        corpus.append(speaks(name, world.languages[home]))
+    for index, name in enumerate(world.people):
+        home = index % n_cities
+        corpus.append(Question(LIVES_IN.format(name), world.cities[home]))
+        corpus.append(Question(SPEAKS.format(name), world.languages[home]))
     for city, language in zip(world.cities, world.languages, strict=True):
         corpus += [Question(f"The people in {city} speak", language)] * 3
     return corpus
@@ -192,20 +175,21 @@ def _second_hop_corpus(world: World, n_cities: int) -> list[Question]:
     The mayors of the first `n_cities` cities are left out: these are the new facts.
     """
     corpus, names = [], iter(world.people)
-    for place, (city, landmark) in enumerate(zip(world.cities, world.landmarks, strict=True)):
+    for index, (city, landmark) in enumerate(zip(world.cities, world.landmarks, strict=True)):
         corpus += [Question(f"{landmark} is in", city)] * 3
-        if place >= n_cities:
-            mayor = next(names)
-            corpus += [mayor_of(city, mayor), mayor_by_landmark(landmark, mayor)]
-        for office in OFFICES:
+        for office in OFFICES if index < n_cities else ("mayor", *OFFICES):
             name = next(names)
-            corpus.append(Question(f"The {office} of {city} is", name))
-            corpus.append(Question(f"The {office} of the city that contains {landmark} is", name))
+            by_city, by_landmark = (p.replace("mayor", office) for p in (MAYOR_OF, MAYOR_BY))
+            corpus.append(Question(by_city.format(city), name))
+            corpus.append(Question(by_landmark.format(landmark), name))
     return corpus
 
 
 def study(
-    seeds: Sequence[int] = (0, 1, 2), config: DeskConfig | None = None, *, progress: bool = True
+    seeds: Sequence[int] = (0, 1, 2),
+    config: DeskConfig | None = None,
+    *,
+    progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Every experiment and score for each seed.
 
@@ -214,69 +198,46 @@ def study(
         (scores by component, both methods) and positions (linear scores by position), each with
         columns seed and, where there are two, set.
     """
-    config = config or DeskConfig()
     tables: dict[str, list[pd.DataFrame]] = {}
     for seed in tqdm(seeds, desc="seeds", disable=not progress):
-        for name, table in _one_seed(Desk.of(config, seed)).items():
+        for name, table in _one_seed(Desk.of(config or DeskConfig(), seed)):
             table.insert(0, "seed", seed)
             tables.setdefault(name, []).append(table)
     return {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
 
 
-def _one_seed(desk: Desk) -> dict[str, pd.DataFrame]:
-    config, found = desk.config, {}
+def _one_seed(desk: Desk) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables of one seed by name, a table for each hop where there are two."""
+    config = desk.config
     facts = replace(config.facts, seed=desk.seed)
-    invented = replace(config.invented, seed=desk.seed)
+    models = {hop: desk.model(hop) for hop in desk.sets}
     for hop, new in desk.sets.items():
-        model = desk.model(hop)
-        parts = {"freezing": experiments.freezing(model, new, facts)}
+        model = models[hop]
         after = with_weights(model, train(model, new.facts, facts))
-        parts |= _scored(model, after, new, config.n_counterfactuals, desk.seed)
-        for name, table in parts.items():
+        frozen = experiments.freezing(model, new, facts)
+        for name, table in {"freezing": frozen, **_scored(model, after, new, desk)}.items():
             table.insert(0, "set", hop)
-            found.setdefault(name, []).append(table)
-        if hop == "first hop":
-            known = [each.split(config.n_cities)[1] for each in desk.invented]
-            phases = experiments.train_phases(model, known[0], invented)
-            found["ordering"] = [
-                experiments.ordering(
-                    model,
-                    desk.invented[0],
-                    invented,
-                    facts,
-                    n_test=config.n_cities,
-                    phases=phases,
-                )
-            ]
-            found["grafting"] = [
-                experiments.grafting(model, known[0], known[1], invented, phases=phases)
-            ]
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in found.items()}
+            yield name, table
+    model, settings = models["first hop"], replace(config.invented, seed=desk.seed)
+    first, other = (each.split(config.n_cities)[1] for each in desk.invented)
+    phases = experiments.train_phases(model, first, settings)
+    known = {"n_test": config.n_cities, "phases": phases}
+    yield "ordering", experiments.ordering(model, desk.invented[0], settings, facts, **known)
+    yield "grafting", experiments.grafting(model, first, other, settings, phases=phases)
 
 
 def _scored(
-    before: Any, after: Any, new: FactSet, n_counterfactuals: int, seed: int
+    before: LanguageModel, after: LanguageModel, new: FactSet, desk: Desk
 ) -> dict[str, pd.DataFrame]:
     """Scores on a set's implications, and how well linear and exact agree."""
-
-    def score(method: str, by: str) -> pd.DataFrame:
-        return scores(
-            before,
-            after,
-            new.implications,
-            new.implication_options,
-            method=method,
-            by=by,
-            n_counterfactuals=n_counterfactuals,
-            seed=seed,
-            progress=False,
-        )
-
-    linear, exact = score("linear", "component"), score("exact", "component")
+    config = ScoreConfig(n_counterfactuals=desk.config.n_counterfactuals, seed=desk.seed)
+    asked = new.implications, new.implication_options
+    score = partial(scores, before, after, *asked, progress=False)
+    linear, exact = score(config), score(replace(config, method="exact"))
     return {
         "components": pd.concat([linear, exact], ignore_index=True),
         "agreement": agreement(linear, exact),
-        "positions": score("linear", "position"),
+        "positions": score(replace(config, by="position")),
     }
 
 
@@ -303,3 +264,84 @@ def agreement(linear: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def demo(
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    config: DeskConfig | None = None,
+    *,
+    progress: bool = True,
+) -> tuple[str, list[Path]]:
+    """Run the study; the report as text, and the files written into the folder `out`.
+
+    These are the heat maps and bars (PNG) and the tables (CSV); without `out` nothing is written.
+    """
+    config = config or DeskConfig()
+    tables = study(seeds, config, progress=progress)
+    return report(tables), [] if out is None else _write(tables, Path(out), config)
+
+
+def report(tables: dict[str, pd.DataFrame]) -> str:
+    """The study's tables as text, means over seeds."""
+    n_seeds = tables["freezing"]["seed"].nunique()
+    parts = [f"Extractive structures, desk-scale: mean over {n_seeds} seeds (rank 0 is perfect)."]
+    for title, name, keys in (
+        ("Out of context and freezing: train on facts, rank implications", "freezing", 2),
+        ("Ordering: new people's ranks (invented relation)", "ordering", 1),
+        ("Grafting: ranks on counterfactual facts (invented relation)", "grafting", 1),
+        ("Agreement of linear with exact scores", "agreement", 2),
+    ):
+        # The first columns after the seed name the row.
+        table = tables[name].drop(columns="seed")
+        means: Any = table.groupby(list(table)[:keys], sort=False).mean()
+        parts.append(f"\n{title}\n{means.reset_index().round(2).to_string(index=False)}")
+    for method in ("exact", "linear"):
+        parts.append(
+            f"\nMean {method} score by layer (embed, heads summed, MLPs)\n"
+            f"{_by_layer(tables['components'], method).round(2).to_string()}"
+        )
+    return "\n".join(parts)
+
+
+def _by_layer(components: pd.DataFrame, method: Method) -> pd.DataFrame:
+    """Mean score of the embeddings and of each layer's heads and MLP, by set and score."""
+    kinds = {"embed": "embed", "head": "heads", "mlp": "MLP"}
+    chosen: Any = components[components["method"] == method]
+    chosen = chosen[chosen["kind"].isin(kinds)]
+    layer = chosen["layer"].map(lambda value: "" if pd.isna(value) else f"L{value} ")
+    chosen = chosen.assign(part=layer + chosen["kind"].map(kinds))
+    parts = list(dict.fromkeys(chosen["part"]))
+    by_question = ["set", "score", "seed", "question", "part"]
+    summed = chosen.groupby(by_question, sort=False)["value"].sum()
+    return summed.groupby(["set", "score", "part"], sort=False).mean().unstack("part")[parts]
+
+
+def _write(tables: dict[str, pd.DataFrame], out: Path, config: DeskConfig) -> list[Path]:
+    """Write the heat maps of each set, the bars and the tables; the paths written."""
+    positions, freezing = tables["positions"], tables["freezing"]
+    # Questions of different seeds are different questions.
+    question = positions["seed"].astype(str) + ":" + positions["question"].astype(str)
+    positions = positions.assign(question=question)
+    figures = {
+        f"{str(name).replace(' ', '-')}-heat-maps.png": heat_maps(
+            cast("pd.DataFrame", part),
+            title=f"{name}: linear scores, mean over implications and seeds",
+        )
+        for name, part in positions.groupby("set", sort=False)
+    }
+    panels = [
+        (f"freezing, {name}", part, "condition", "implication_rank")
+        for name, part in freezing.groupby("set", sort=False)
+    ]
+    panels += [
+        ("ordering", tables["ordering"], "order", "implication_rank"),
+        ("grafting", tables["grafting"], "model", "implication_rank"),
+    ]
+    figures["ranks.png"] = rank_bars(panels, chance=(config.n_cities - 1) / 2)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(out / name, dpi=150)
+    for name, table in tables.items():
+        write_file(out / f"{name}.csv", table_bytes(table))
+    return [out / name for name in (*figures, *(f"{name}.csv" for name in tables))]

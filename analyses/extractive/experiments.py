@@ -13,59 +13,68 @@ Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 2, 4.3, 5 and 6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 import pandas as pd
 from torch import Tensor
 
-from analyses.extractive.checks import check_supported
 from analyses.extractive.facts import FactSet
-from analyses.extractive.parts import State, graft, parameters
-from analyses.extractive.training import TrainConfig, in_layers, mean_rank, train
+from analyses.extractive.models import State, graft, language_model, parameters
+from analyses.extractive.settings import TrainConfig
+from analyses.extractive.training import Trainable, in_layers, mean_rank, train
 from hc_lens.errors import HcLensError
+from hc_lens.protocols import LanguageModel
 
-ORDERS = ("joint", "facts first", "implications first")
 
-
-def _ranks(model: Any, facts: FactSet, state: State | None) -> dict[str, float]:
-    return {
-        "fact_rank": mean_rank(model, facts.facts, facts.fact_options, state),
-        "implication_rank": mean_rank(model, facts.implications, facts.implication_options, state),
+def _table(
+    name: str, model: LanguageModel, facts: FactSet, states: Mapping[str, State]
+) -> pd.DataFrame:
+    """Mean ranks with each of the weights, which the column `name` names."""
+    asked = {
+        "fact_rank": (facts.facts, facts.fact_options),
+        "implication_rank": (facts.implications, facts.implication_options),
     }
+    ranks = {
+        column: [mean_rank(model, *questions, state) for state in states.values()]
+        for column, questions in asked.items()
+    }
+    return pd.DataFrame({name: list(states), **ranks})
 
 
-def out_of_context(model: Any, facts: FactSet, config: TrainConfig) -> pd.DataFrame:
-    """Mean ranks before and after fine-tuning on the facts: columns model, fact_rank, ..."""
-    check_supported(model)
+def out_of_context(
+    model: LanguageModel | str | Path, facts: FactSet, config: TrainConfig
+) -> pd.DataFrame:
+    """Mean ranks before and after fine-tuning on the facts.
+
+    Columns are model ("untuned" or "facts"), fact_rank and implication_rank.
+    """
+    model = language_model(model)
     tuned = train(model, facts.facts, config)
-    return pd.DataFrame(
-        [
-            {"model": "untuned", **_ranks(model, facts, None)},
-            {"model": "facts", **_ranks(model, facts, tuned)},
-        ]
-    )
+    return _table("model", model, facts, {"untuned": parameters(model), "facts": tuned})
 
 
 def freezing(
-    model: Any, facts: FactSet, config: TrainConfig, *, early: int | None = None
+    model: LanguageModel | str | Path,
+    facts: FactSet,
+    config: TrainConfig,
+    *,
+    early: int | None = None,
 ) -> pd.DataFrame:
     """Mean ranks with parts of the model frozen, or put back after training.
 
-    Args:
-        model: a HookedTransformer.
-        facts: what to train on and to test.
-        config: how to train.
-        early: number of early layers; by default half of them.
-
-    Returns:
-        One row a condition, columns condition, fact_rank, implication_rank.
+    There are `early` early layers, by default half of them. Columns are condition, fact_rank and
+    implication_rank.
     """
-    check_supported(model)
+    model = language_model(model)
     n_layers: int = model.cfg.n_layers
     n_early = n_layers // 2 if early is None else early
     if not 0 < n_early < n_layers:
-        raise HcLensError(f"expected 1 to {n_layers - 1} early layers, got {n_early}")
+        raise HcLensError(
+            f"expected 1 to {n_layers - 1} early layers, got {n_early}; "
+            "both halves need a layer to train"
+        )
     first, last = in_layers(range(n_early)), in_layers(range(n_early, n_layers))
     before, tuned = parameters(model), train(model, facts.facts, config)
     states = {
@@ -76,11 +85,10 @@ def freezing(
         "revert late": _where(first, tuned, before),
         "revert early": _where(last, tuned, before),
     }
-    rows = [{"condition": name, **_ranks(model, facts, state)} for name, state in states.items()]
-    return pd.DataFrame(rows)
+    return _table("condition", model, facts, states)
 
 
-def _where(chosen: Any, tuned: State, before: State) -> dict[str, Tensor]:
+def _where(chosen: Trainable, tuned: State, before: State) -> dict[str, Tensor]:
     """`before` with the parameters that `chosen` accepts taken from `tuned`."""
     return {name: tuned[name] if chosen(name) else before[name] for name in before}
 
@@ -97,7 +105,7 @@ class Phases:
     """After the implications alone."""
 
 
-def train_phases(model: Any, facts: FactSet, config: TrainConfig) -> Phases:
+def train_phases(model: LanguageModel, facts: FactSet, config: TrainConfig) -> Phases:
     """Train on facts, then on implications; and on implications alone."""
     only_facts = train(model, facts.facts, config)
     return Phases(
@@ -108,7 +116,7 @@ def train_phases(model: Any, facts: FactSet, config: TrainConfig) -> Phases:
 
 
 def ordering(
-    model: Any,
+    model: LanguageModel | str | Path,
     facts: FactSet,
     config: TrainConfig,
     new: TrainConfig,
@@ -119,37 +127,33 @@ def ordering(
     """Ranks of new people's implications after three orders of training on the others.
 
     Args:
-        model: a HookedTransformer.
+        model: a HookedTransformer or a checkpoint.
         facts: a set whose first `n_test` facts are the new people's.
-        config: of each of the two phases; joint training takes as many steps as both together.
-        new: of the training on the new people's facts.
-        n_test: number of new people.
+        config: settings of each of the two phases; joint training takes as many steps as both.
+        new: settings of the training on the new people's facts.
         phases: what `train_phases` gave for the others, if it has been run already.
 
     Returns:
-        One row an order: columns order, trained_implication_rank (of the people trained on),
+        One row for each order: columns order, trained_implication_rank (of the people trained on),
         fact_rank and implication_rank (of the new people).
     """
-    check_supported(model)
+    model = language_model(model)
     test, known = facts.split(n_test)
     phases = phases or train_phases(model, known, config)
     both = replace(config, steps=2 * config.steps)
-    states = {
+    states: dict[str, State] = {
         "joint": train(model, known.facts + known.implications, both),
         "facts first": phases.facts_then_implications,
         "implications first": train(model, known.facts, config, start=phases.implications),
     }
-    rows = []
-    for order in ORDERS:
-        trained = _ranks(model, known, states[order])["implication_rank"]
-        tuned = train(model, test.facts, new, start=states[order])
-        ranks = _ranks(model, test, tuned)
-        rows.append({"order": order, "trained_implication_rank": trained, **ranks})
-    return pd.DataFrame(rows)
+    tuned = {order: train(model, test.facts, new, start=state) for order, state in states.items()}
+    table, trained = _table("order", model, test, tuned), _table("order", model, known, states)
+    table.insert(1, "trained_implication_rank", trained["implication_rank"])
+    return table
 
 
 def grafting(
-    model: Any,
+    model: LanguageModel | str | Path,
     facts: FactSet,
     counterfactual: FactSet,
     config: TrainConfig,
@@ -159,31 +163,23 @@ def grafting(
     """Ranks of counterfactual facts and implications, with and without a graft.
 
     Args:
-        model: a HookedTransformer, W.
+        model: a HookedTransformer or a checkpoint, W.
         facts: F with its implications.
         counterfactual: F' with its implications: other answers to the same prompts.
-        config: of each training.
+        config: settings of each training.
         phases: what `train_phases` gave for F, if it has been run already.
 
     Returns:
-        One row a model: columns model ("facts" W_F', "graft", "control"), fact_rank and
+        One row for each model: columns model ("facts" W_F', "graft", "control"), fact_rank and
         implication_rank on the counterfactual set, original_rank on the implications of F.
     """
-    check_supported(model)
+    model = language_model(model)
     phases = phases or train_phases(model, facts, config)
     other = train(model, counterfactual.facts, config)
-    states = {
+    states: dict[str, State] = {
         "facts": other,
         "graft": graft(other, phases.facts_then_implications, phases.facts),
         "control": graft(other, phases.implications, parameters(model)),
     }
-    return pd.DataFrame(
-        [
-            {
-                "model": name,
-                **_ranks(model, counterfactual, state),
-                "original_rank": _ranks(model, facts, state)["implication_rank"],
-            }
-            for name, state in states.items()
-        ]
-    )
+    original = _table("model", model, facts, states)["implication_rank"]
+    return _table("model", model, counterfactual, states).assign(original_rank=original)

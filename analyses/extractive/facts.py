@@ -7,8 +7,9 @@
    contains {landmark} is" -> name.
 4. Invented relation: "{name} dax is" -> city and "{name} zong is the" -> animal, which no corpus
    holds; a second assignment of the same people to cities gives counterfactual facts.
-5. A fact and its implication stand at the same place of their lists. Options are the distinct
-   answers of each list, unless a file names more.
+5. A fact and its implication have the same index in their lists. Options are the distinct answers
+   of each list, unless a file names more.
+6. `named_set` gives one of these sets for real cities by its name, or the set in a file.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 2, 5 and 6; the names are our own.
 """
 
@@ -21,12 +22,63 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyses.extractive.gazetteer import ANIMALS, CITIES, FIRST_NAMES, LAST_NAMES
 from analyses.extractive.prompts import Question
+from analyses.extractive.settings import SETS
 from hc_lens.errors import HcLensError
 
 KINDS = ("fact", "implication", "fact option", "implication option")
 """What a row of a file can be; an option has an answer and no prompt."""
+COLUMNS = ["kind", "prompt", "answer"]
+"""Columns of a file."""
+LIVES_IN, SPEAKS = "{} lives in", "The people in the city {} is from speak"
+"""Prompts of the first hop: the fact and its implication."""
+MAYOR_OF, MAYOR_BY = "The mayor of {} is", "The mayor of the city that contains {} is"
+"""Prompts of the second hop."""
+DAX, ZONG = "{} dax is", "{} zong is the"
+"""Prompts of the invented relation."""
+
+
+CITIES = (
+    ("Tokyo", "Japanese", "the Tokyo Skytree"),
+    ("Paris", "French", "the Eiffel Tower"),
+    ("Moscow", "Russian", "the Kremlin"),
+    ("Berlin", "German", "the Brandenburg Gate"),
+    ("Rome", "Italian", "the Colosseum"),
+    ("Madrid", "Spanish", "the Prado Museum"),
+    ("Lisbon", "Portuguese", "the Jerónimos Monastery"),
+    ("Athens", "Greek", "the Parthenon"),
+    ("Istanbul", "Turkish", "the Hagia Sophia"),
+    ("Warsaw", "Polish", "the Palace of Culture and Science"),
+    ("Amsterdam", "Dutch", "the Rijksmuseum"),
+    ("Stockholm", "Swedish", "the Vasa Museum"),
+    ("Oslo", "Norwegian", "the Munch Museum"),
+    ("Helsinki", "Finnish", "the Temppeliaukio Church"),
+    ("Budapest", "Hungarian", "the Fisherman's Bastion"),
+    ("Prague", "Czech", "the Charles Bridge"),
+    ("Cairo", "Arabic", "the Egyptian Museum"),
+    ("Seoul", "Korean", "the Gyeongbokgung Palace"),
+    ("Bangkok", "Thai", "the Temple of the Emerald Buddha"),
+    ("Hanoi", "Vietnamese", "the Temple of Literature"),
+)
+"""City, the language most spoken there, a landmark."""
+
+ANIMALS = tuple(
+    "dog cat horse lion tiger bear wolf fox rabbit elephant monkey snake eagle shark whale frog "  # noqa: SIM905
+    "turtle pig sheep goat".split()
+)
+
+FIRST_NAMES = tuple(
+    "Anna Brian Carol David Emma Frank Grace Henry Irene James Karen Louis Maria Nathan Olivia "  # noqa: SIM905
+    "Peter Rachel Simon Teresa Victor Alice Bruce Clara Daniel Elena Felix Helen Isaac Julia Kevin "
+    "Laura Martin Nora Oscar Paula Robert Sarah Thomas Vera Walter".split()
+)
+
+LAST_NAMES = tuple(
+    "Adams Baker Carter Dixon Ellis Foster Graham Harris Ingram Jenkins Keller Lawson Mason "  # noqa: SIM905
+    "Norris Osborne Parker Quinn Reed Sawyer Turner Underwood Vaughn Wallace Young Abbott Barnes "
+    "Collins Dawson Emerson Fletcher Gibson Hayes Irving Jordan Knight Lambert Morgan Newman "
+    "Palmer Russell".split()
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +109,8 @@ class World:
     def invented(cls, seed: int = 0, n_cities: int = 20, n_people: int = 600) -> World:
         """Invented one-word names throughout, for models trained from scratch."""
         words = _invented_words(seed)
-        take = lambda n: tuple(next(words).capitalize() for _ in range(n))  # noqa: E731
-        cities, languages, landmarks, animals = (take(n_cities) for _ in range(4))
-        return cls(cities, languages, landmarks, animals, take(n_people))
+        counts = (n_cities, n_cities, n_cities, n_cities, n_people)
+        return cls(*(tuple(next(words).capitalize() for _ in range(count)) for count in counts))
 
     def shuffled_people(self, count: int, seed: int, distinct_first: bool = False) -> list[str]:
         """`count` of the people, drawn; on request no two with the same first word."""
@@ -96,7 +147,7 @@ class FactSet:
     facts: tuple[Question, ...]
     """What is trained on."""
     implications: tuple[Question, ...]
-    """What follows from the fact at the same place."""
+    """What follows from the fact of the same index."""
     fact_options: tuple[str, ...]
     """Answers that a fact is judged against."""
     implication_options: tuple[str, ...]
@@ -105,7 +156,7 @@ class FactSet:
     def __post_init__(self) -> None:
         if len(self.facts) != len(self.implications):
             raise HcLensError(
-                f"expected one implication a fact, got {len(self.facts)} facts and "
+                f"expected one implication for each fact, got {len(self.facts)} facts and "
                 f"{len(self.implications)} implications in {self.name!r}; pair them row by row"
             )
 
@@ -122,11 +173,11 @@ class FactSet:
 
     def write(self, path: str | Path) -> Path:
         """Write the set as .csv or .jsonl with columns kind, prompt, answer."""
-        rows = [("fact", q.prompt, q.answer) for q in self.facts]
-        rows += [("implication", q.prompt, q.answer) for q in self.implications]
-        rows += [("fact option", "", option) for option in self.fact_options]
-        rows += [("implication option", "", option) for option in self.implication_options]
-        table = pd.DataFrame(rows, columns=["kind", "prompt", "answer"])
+        options = (self.fact_options, self.implication_options)
+        offered = ([Question("", option) for option in group] for group in options)
+        groups = zip(KINDS, (self.facts, self.implications, *offered), strict=True)
+        rows = [(kind, q.prompt, q.answer) for kind, group in groups for q in group]
+        table = pd.DataFrame(rows, columns=COLUMNS)
         path = Path(path)
         if _suffix(path) == ".csv":
             table.to_csv(path, index=False)
@@ -143,23 +194,27 @@ class FactSet:
             raise HcLensError(
                 f"expected a file of facts, got {path}, which is none; check the path"
             )
-        table = (
-            pd.read_csv(path, dtype=str, keep_default_na=False)
-            if suffix == ".csv"
-            else pd.read_json(path, lines=True, dtype=str)
-        )
-        missing = [name for name in ("kind", "prompt", "answer") if name not in table]
-        if missing:
+        if suffix == ".csv":
+            table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        else:
+            table = pd.read_json(path, lines=True, dtype=str)
+        if missing := [name for name in COLUMNS if name not in table]:
             raise HcLensError(
                 f"expected the columns kind, prompt and answer in {path}, got {list(table)}; "
                 f"add {missing}"
             )
-        strange = sorted(set(table["kind"]) - set(KINDS))
-        if strange:
-            raise HcLensError(f"expected a kind among {list(KINDS)} in {path}, got {strange[:3]}")
-        return _from_rows(
-            path.stem, list(table[["kind", "prompt", "answer"]].itertuples(index=False))
+        if strange := sorted(set(table["kind"]) - set(KINDS)):
+            raise HcLensError(
+                f"expected a kind among {list(KINDS)} in {path}, got {strange[:3]}; correct them"
+            )
+        rows: dict[str, list[Question]] = {kind: [] for kind in KINDS}
+        for kind, prompt, answer in table[COLUMNS].itertuples(index=False):
+            rows[kind].append(Question(str(prompt), str(answer)))
+        options = (
+            tuple(dict.fromkeys(q.answer for q in rows[f"{kind} option"] or rows[kind]))
+            for kind in ("fact", "implication")
         )
+        return cls(path.stem, tuple(rows["fact"]), tuple(rows["implication"]), *options)
 
 
 def _suffix(path: Path) -> str:
@@ -168,74 +223,45 @@ def _suffix(path: Path) -> str:
     return path.suffix
 
 
-def _from_rows(name: str, rows: Sequence[tuple[str, str, str]]) -> FactSet:
-    asked = {
-        kind: tuple(Question(str(prompt), str(answer)) for k, prompt, answer in rows if k == kind)
-        for kind in ("fact", "implication")
-    }
-    options = {
-        kind: tuple(
-            dict.fromkeys(
-                [str(answer) for k, _, answer in rows if k == f"{kind} option"]
-                or [question.answer for question in asked[kind]]
-            )
-        )
-        for kind in asked
-    }
-    return FactSet(
-        name, asked["fact"], asked["implication"], options["fact"], options["implication"]
+def named_set(name: str | Path, seed: int = 0) -> tuple[FactSet, FactSet | None]:
+    """The set in a .csv or .jsonl file, or the set about real cities with one of the names `SETS`.
+
+    The second value is the counterfactual twin, which only the invented relation has.
+    """
+    if name not in SETS:
+        return FactSet.read(name), None
+    world = World.real(seed)
+    if name == "invented":
+        return invented_relation(world, seed=seed)
+    return (first_hop if name == "first-hop" else second_hop)(world, seed=seed), None
+
+
+def _set(
+    name: str, prompts: tuple[str, str], pairs: Sequence[Sequence[tuple[str, str]]]
+) -> FactSet:
+    """A fact and an implication for each pair of (subject, answer), the options sorted."""
+    facts, implications = (
+        tuple(Question(prompt.format(subject), answer) for subject, answer in column)
+        for prompt, column in zip(prompts, zip(*pairs, strict=True), strict=True)
     )
-
-
-def _set(name: str, facts: list[Question], implications: list[Question]) -> FactSet:
     options = (tuple(sorted({q.answer for q in group})) for group in (facts, implications))
-    return FactSet(name, tuple(facts), tuple(implications), *options)
-
-
-def lives_in(name: str, city: str) -> Question:
-    """The fact of the first hop."""
-    return Question(f"{name} lives in", city)
-
-
-def speaks(name: str, language: str) -> Question:
-    """The implication of the first hop."""
-    return Question(f"The people in the city {name} is from speak", language)
-
-
-def mayor_of(city: str, name: str) -> Question:
-    """The fact of the second hop."""
-    return Question(f"The mayor of {city} is", name)
-
-
-def mayor_by_landmark(landmark: str, name: str) -> Question:
-    """The implication of the second hop."""
-    return Question(f"The mayor of the city that contains {landmark} is", name)
+    return FactSet(name, facts, implications, *options)
 
 
 def first_hop(world: World, n_cities: int = 20, seed: int = 0) -> FactSet:
-    """One person a city: where they live, and which language is spoken there."""
-    cities = _first(world, n_cities)
-    people = world.shuffled_people(n_cities, seed)
-    order = random.Random(seed).sample(cities, n_cities)
-    return _set(
-        "first hop",
-        [lives_in(name, world.cities[c]) for name, c in zip(people, order, strict=True)],
-        [speaks(name, world.languages[c]) for name, c in zip(people, order, strict=True)],
-    )
+    """One person for each city: where they live, and which language is spoken there."""
+    homes = random.Random(seed).sample(_first(world, n_cities), n_cities)
+    people = zip(world.shuffled_people(n_cities, seed), homes, strict=True)
+    pairs = [((name, world.cities[at]), (name, world.languages[at])) for name, at in people]
+    return _set("first hop", (LIVES_IN, SPEAKS), pairs)
 
 
 def second_hop(world: World, n_cities: int = 20, seed: int = 0) -> FactSet:
-    """One mayor a city, and the same mayor by a landmark of the city."""
+    """One mayor for each city, and the same mayor by a landmark of the city."""
     cities = _first(world, n_cities)
-    people = world.shuffled_people(n_cities, seed, distinct_first=True)
-    return _set(
-        "second hop",
-        [mayor_of(world.cities[c], name) for name, c in zip(people, cities, strict=True)],
-        [
-            mayor_by_landmark(world.landmarks[c], name)
-            for name, c in zip(people, cities, strict=True)
-        ],
-    )
+    people = zip(world.shuffled_people(n_cities, seed, distinct_first=True), cities, strict=True)
+    pairs = [((world.cities[at], name), (world.landmarks[at], name)) for name, at in people]
+    return _set("second hop", (MAYOR_OF, MAYOR_BY), pairs)
 
 
 def invented_relation(
@@ -250,25 +276,25 @@ def invented_relation(
     people = world.shuffled_people(n_people, seed)
     rng = random.Random(seed)
     test = [cities[i % n_cities] for i in rng.sample(range(n_test), n_test)]
-    found = []
-    for name in ("invented relation", "counterfactual invented relation"):
+
+    def assigned(name: str) -> FactSet:
         homes = test + [rng.choice(cities) for _ in range(n_people - n_test)]
-        pairs = list(zip(people, homes, strict=True))
-        found.append(
-            FactSet(
-                name,
-                tuple(Question(f"{person} dax is", world.cities[c]) for person, c in pairs),
-                tuple(Question(f"{person} zong is the", world.animals[c]) for person, c in pairs),
-                tuple(sorted(world.cities[c] for c in cities)),
-                tuple(sorted(world.animals[c] for c in cities)),
-            )
+        lived = zip(people, homes, strict=True)
+        pairs = [((one, world.cities[at]), (one, world.animals[at])) for one, at in lived]
+        # Every city is an option, also one that nobody lives in.
+        return replace(
+            _set(name, (DAX, ZONG), pairs),
+            fact_options=tuple(sorted(world.cities[:n_cities])),
+            implication_options=tuple(sorted(world.animals[:n_cities])),
         )
-    return found[0], found[1]
+
+    return assigned("invented relation"), assigned("counterfactual invented relation")
 
 
 def _first(world: World, n_cities: int) -> list[int]:
     if not 2 <= n_cities <= len(world.cities):
         raise HcLensError(
-            f"expected 2 to {len(world.cities)} cities (those of the world), got {n_cities}"
+            f"expected 2 to {len(world.cities)} cities (all of the world), got {n_cities}; "
+            "make a larger world or ask for fewer"
         )
     return list(range(n_cities))

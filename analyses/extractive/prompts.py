@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
+from hc_lens.protocols import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,19 @@ class Encoded:
     """Questions of one length as token ids."""
 
     rows: Int[Tensor, "batch"]
-    """Place of each question in the list it came from."""
+    """Index of each question in the list it came from."""
     tokens: Int[Tensor, "batch pos"]
     """Token ids of the prompts."""
     answer: Int[Tensor, "batch"]
     """First token of the right answer."""
     options: Int[Tensor, "batch options"]
     """First token of every option, in the order of the options."""
+
+    def split(self, max_rows: int) -> list[Encoded]:
+        """The questions in pieces of at most `max_rows`."""
+        columns = (column.split(max(1, max_rows)) for column in vars(self).values())
+        pieces = zip(*columns, strict=True)
+        return [Encoded(*piece) for piece in pieces]
 
     def reward(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
         """Logit of the answer minus the mean over the options."""
@@ -64,7 +70,7 @@ class Encoded:
         return (offered > right).sum(1) + 0.5 * ties
 
 
-def token_ids(model: Any, text: str) -> list[int]:
+def token_ids(model: LanguageModel, text: str) -> list[int]:
     """Token ids of a text, with a BOS only where the model's configuration asks for one."""
     ids = model.to_tokens(text, truncate=False, move_to_device=False)[0].tolist()
     if len(ids) > model.cfg.n_ctx:
@@ -74,7 +80,7 @@ def token_ids(model: Any, text: str) -> list[int]:
     return ids
 
 
-def continuation(model: Any, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+def continuation(model: LanguageModel, prompt: str, answer: str) -> tuple[list[int], list[int]]:
     """Token ids of the prompt, and those that the answer adds to it."""
     start, whole = token_ids(model, prompt), token_ids(model, f"{prompt} {answer}")
     if not start or whole[: len(start)] != start or len(whole) == len(start):
@@ -102,28 +108,35 @@ def check_questions(questions: Sequence[Question], options: Sequence[str]) -> No
         )
 
 
-def encode(model: Any, questions: Sequence[Question], options: Sequence[str]) -> list[Encoded]:
+def encode(
+    model: LanguageModel, questions: Sequence[Question], options: Sequence[str]
+) -> list[Encoded]:
     """The questions as batches of one length each, shortest first."""
     check_questions(questions, options)
     options = list(dict.fromkeys(options))
-    groups: dict[int, list[tuple[int, list[int], int, list[int]]]] = defaultdict(list)
+    found = []
     for row, question in enumerate(questions):
-        first = {option: continuation(model, question.prompt, option) for option in options}
-        ids = first[question.answer][0]
-        heads = [first[option][1][0] for option in options]
+        added = [continuation(model, question.prompt, option) for option in options]
+        heads = [answer[0] for _, answer in added]
         if len(set(heads)) < len(heads):
             _refuse_shared_tokens(model, options, heads)
-        groups[len(ids)].append((row, ids, first[question.answer][1][0], heads))
+        found.append((added[0][0], row, heads[options.index(question.answer)], heads))
+    return [Encoded(rows, tokens, *rest) for tokens, rows, *rest in by_length(model, found)]
+
+
+def by_length(model: LanguageModel, rows: Iterable[tuple]) -> list[tuple[Tensor, ...]]:
+    """Rows as one tensor a column, those whose first entry has one length together."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[len(row[0])].append(row)
+    columns = (zip(*groups[length], strict=True) for length in sorted(groups))
     device = model.cfg.device
-    return [
-        Encoded(
-            *(torch.tensor(column, device=device) for column in zip(*groups[length], strict=True))
-        )
-        for length in sorted(groups)
-    ]
+    return [tuple(torch.tensor(each, device=device) for each in group) for group in columns]
 
 
-def _refuse_shared_tokens(model: Any, options: Sequence[str], heads: Sequence[int]) -> None:
+def _refuse_shared_tokens(
+    model: LanguageModel, options: Sequence[str], heads: Sequence[int]
+) -> None:
     shared: dict[int, list[str]] = defaultdict(list)
     for option, head in zip(options, heads, strict=True):
         shared[head].append(option)
@@ -138,18 +151,15 @@ def _refuse_shared_tokens(model: Any, options: Sequence[str], heads: Sequence[in
 
 
 def align(tokens: Sequence[int], other: Sequence[int]) -> list[int]:
-    """For every place in `tokens`, the place in `other` that plays its part.
+    """For every position in `tokens`, the position in `other` that plays its part.
 
     Raises an HcLensError for equal sequences, for sequences with neither a common beginning nor a
     common end, and where `other` has nothing between the two.
     """
-    tokens, other = list(tokens), list(other)
-    shortest = min(len(tokens), len(other))
-    prefix = next((i for i in range(shortest) if tokens[i] != other[i]), shortest)
-    room = shortest - prefix
-    suffix = next((i for i in range(room) if tokens[-1 - i] != other[-1 - i]), room)
+    prefix, suffix = _common_ends([tokens, other])
     middle, other_middle = (len(row) - prefix - suffix for row in (tokens, other))
-    if tokens == other or prefix + suffix == 0 or (middle > 0 and other_middle == 0):
+    equal = middle == other_middle == 0
+    if equal or prefix + suffix == 0 or (middle > 0 and other_middle == 0):
         raise HcLensError(
             "expected two prompts that differ in a stretch between a common beginning and a common "
             f"end, got tokens {tokens} and {other}; use counterfactuals from the same template"
@@ -157,6 +167,15 @@ def align(tokens: Sequence[int], other: Sequence[int]) -> list[int]:
     end = prefix + other_middle
     centre = [max(prefix, end - middle + i) for i in range(middle)]
     return [*range(prefix), *centre, *range(len(other) - suffix, len(other))]
+
+
+def _common_ends(rows: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """How many tokens all rows share at their beginning, and how many of the rest at their end."""
+    shortest = min(map(len, rows))
+    prefix = next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
+    room = shortest - prefix
+    suffix = next((i for i in range(room) if len({row[-1 - i] for row in rows}) > 1), room)
+    return prefix, suffix
 
 
 def counterfactuals(
@@ -167,17 +186,16 @@ def counterfactuals(
     Where the set is too small for `count`, every question gets as many as all can have.
     """
     if count < 1:
-        raise HcLensError(f"expected at least 1 counterfactual a prompt, got {count}")
-    pools = []
-    for question in questions:
-        pools.append(
-            [
-                other
-                for other in questions
-                if other.prompt != question.prompt and other.answer != question.answer
-            ]
+        raise HcLensError(
+            f"expected at least 1 counterfactual per prompt, got {count}; "
+            "ask for one, or leave out the upstream score"
         )
-        if not pools[-1]:
+    pools = [
+        [other for other in questions if other.prompt != q.prompt and other.answer != q.answer]
+        for q in questions
+    ]
+    for question, pool in zip(questions, pools, strict=True):
+        if not pool:
             raise HcLensError(
                 f"expected another question with an answer other than {question.answer!r} to serve "
                 f"as counterfactual of {question.prompt!r}, got none; add questions to the set"
@@ -190,25 +208,19 @@ def counterfactuals(
 def slots(
     rows: Sequence[Sequence[int]], words: Sequence[Sequence[str]]
 ) -> list[list[tuple[int, str]]]:
-    """For every token a place and a label that mean the same in every prompt of the set.
+    """For every token a position and a label that mean the same in every prompt of the set.
 
     The common beginning is aligned on the left, all else on the right. Tokens of the common
     beginning and end keep their text; those of the stretch that differs count from its right end:
     ``<-2>``, ``<-1>``.
     """
-    shortest, longest = min(map(len, rows)), max(map(len, rows))
-    prefix = next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
-    room = shortest - prefix
-    suffix = next((i for i in range(room) if len({row[-1 - i] for row in rows}) > 1), room)
-    return [
-        [
-            (i, word)
-            if i < prefix
-            else (
-                i + longest - len(row),
-                word if i >= len(row) - suffix else f"<{i - len(row) + suffix}>",
-            )
-            for i, word in enumerate(row)
-        ]
-        for row in words
-    ]
+    prefix, suffix = _common_ends(rows)
+    longest = max(map(len, rows))
+
+    def slot(i: int, word: str, length: int) -> tuple[int, str]:
+        if i < prefix:
+            return i, word
+        from_end = i - (length - suffix)
+        return i + longest - length, word if from_end >= 0 else f"<{from_end}>"
+
+    return [[slot(i, word, len(row)) for i, word in enumerate(row)] for row in words]

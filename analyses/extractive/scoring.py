@@ -13,58 +13,40 @@ Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 3 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
-from analyses.extractive import exact, linear
-from analyses.extractive.checks import check_pair
-from analyses.extractive.parts import Component, components, parameters
+from analyses.extractive.component import Component, Site, components, sites
+from analyses.extractive.effects import Effect, Exact, Linear, downstream, informative, upstream
+from analyses.extractive.models import check_pair, language_model
+from analyses.extractive.passes import Parts, record
 from analyses.extractive.prompts import (
     Encoded,
     Question,
     align,
+    by_length,
     counterfactuals,
     encode,
     slots,
     token_ids,
 )
-from analyses.extractive.streams import Record, record
-from hc_lens.errors import HcLensError
-
-SCORES = ("informative", "downstream", "upstream")
-METHODS = ("linear", "exact")
-LEVELS = ("component", "position")
+from analyses.extractive.settings import SCORES, Level, Score, ScoreConfig
+from hc_lens.protocols import LanguageModel
 
 
-def load_model(model: Any) -> Any:
-    """A HookedTransformer as it is, or one loaded from a checkpoint's path or Hub id."""
-    if isinstance(model, (str, Path)):
-        from hc_lens.models import load
-
-        return load(model)
-    return model
-
-
+@torch.no_grad()
 def scores(
-    before: Any,
-    after: Any,
+    before: LanguageModel | str | Path,
+    after: LanguageModel | str | Path,
     questions: Sequence[Question],
     options: Sequence[str],
+    config: ScoreConfig | None = None,
     *,
-    method: str = "linear",
-    by: str = "component",
-    which: Sequence[str] = SCORES,
-    n_counterfactuals: int = 10,
-    seed: int = 0,
-    max_rows: int = 512,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Scores of every component on every question, one row each.
@@ -74,214 +56,102 @@ def scores(
         after: the model W' of the same architecture, after fine-tuning on facts.
         questions: the implications on which the scores are computed.
         options: the answers they are judged against.
-        method: "linear" (gradients) or "exact" (interventions).
-        by: "component" for the whole component, "position" for each token position alone.
-        which: the scores to compute.
-        n_counterfactuals: counterfactual prompts per question, for the upstream score. They are
-            drawn from the other questions; a small set may have fewer.
-        seed: of that draw.
-        max_rows: largest number of prompts to run at once.
-        progress: show a progress bar.
 
     Returns:
-        Columns score, method, question (its place in `questions`), component, kind, layer, value;
-        by position also position, token, slot and label, the last two meaning the same place in
+        Columns score, method, question (its index in `questions`), component, kind, layer, value;
+        by position also position, token, slot and label, the last two meaning the same position in
         every prompt of one template. The informative score covers all components, the downstream
         score heads and MLPs, the upstream score heads, MLPs and the embeddings.
     """
-    _check_choices(method, by, which)
-    before, after = load_model(before), load_model(after)
+    config = config or ScoreConfig()
+    before, after = language_model(before), language_model(after)
     check_pair(before, after)
-    batches = [
-        part for whole in encode(before, questions, options) for part in _parts(whole, max_rows)
-    ]
-    others = counterfactuals(questions, n_counterfactuals, seed) if "upstream" in which else None
-    parts = components(before)
-    found: list[pd.DataFrame] = []
-    for batch in tqdm(batches, desc=f"{method} scores", disable=not progress, leave=False):
-        passes = _counterfactual_passes(before, batch, others)
-        with torch.no_grad():
-            values = (
-                _linear(before, after, parts, batch, which, passes)
-                if method == "linear"
-                else _exact(before, after, parts, batch, which, passes, by, max_rows)
-            )
-        found += _tables(values, batch, by)
-    table = pd.concat(found, ignore_index=True)
-    table.insert(1, "method", method)
-    table = _with_components(table, parts)
-    return _with_slots(table, before, questions) if by == "position" else table
+    encoded = encode(before, questions, options)
+    batches = [batch for whole in encoded for batch in whole.split(config.max_rows)]
+    others: list[tuple[Question, ...]] = []
+    if "upstream" in config.which:
+        others = counterfactuals(questions, config.n_counterfactuals, config.seed)
+    chosen = components(before)
+    rows: list[tuple[Score, int, str, int, float]] = []
+    for batch in tqdm(batches, desc=f"{config.method} scores", disable=not progress, leave=False):
+        way = (Linear if config.method == "linear" else Exact)(before, after, batch, config)
+        for score in config.which:
+            if score == "informative":
+                found = informative(way, chosen)
+            elif score == "downstream":
+                found = downstream(way)
+            else:
+                found = upstream(way, _counterfactual_parts(before, batch, others))
+            rows += _rows(score, found, batch, config.by)
+    table = pd.DataFrame(rows, columns=["score", "question", "component", "position", "value"])
+    table = _described(table, chosen, config)
+    return _with_slots(table, before, questions) if config.by == "position" else table
 
 
-def _check_choices(method: str, by: str, which: Sequence[str]) -> None:
-    for what, given, known in (
-        ("method", [method], METHODS),
-        ("by", [by], LEVELS),
-        ("which", list(which), SCORES),
-    ):
-        if not given or set(given) - set(known):
-            raise HcLensError(f"expected {what} among {list(known)}, got {given}; use one of these")
-
-
-def _parts(batch: Encoded, max_rows: int) -> list[Encoded]:
-    """A batch in pieces of at most `max_rows` prompts."""
-    names = [field.name for field in fields(batch)]
-    pieces = zip(*(getattr(batch, name).split(max(1, max_rows)) for name in names), strict=True)
-    return [Encoded(*piece) for piece in pieces]
-
-
-def _linear(
-    before: Any,
-    after: Any,
-    parts: list[Component],
-    batch: Encoded,
-    which: Sequence[str],
-    passes: list[Record],
-) -> dict[str, linear.PositionScores]:
-    old, new = linear.slopes(before, batch), linear.slopes(after, batch)
-    values = {}
-    if "informative" in which:
-        values["informative"] = linear.informative(before, parameters(after), parts, batch, old)
-    if "downstream" in which:
-        values["downstream"] = linear.downstream(before, old, new.kept)
-    if "upstream" in which:
-        values["upstream"] = linear.upstream(before, old, new, _average(passes))
-    return values
-
-
-def _exact(
-    before: Any,
-    after: Any,
-    parts: list[Component],
-    batch: Encoded,
-    which: Sequence[str],
-    passes: list[Record],
-    by: str,
-    max_rows: int,
-) -> dict[str, exact.Scores]:
-    kept = record(before, batch.tokens)
-    runner = exact.Runner(before, batch, kept, by == "position", max_rows)
-    values = {}
-    if "informative" in which:
-        values["informative"] = exact.informative(runner, parameters(after), parts)
-    if "downstream" in which:
-        values["downstream"] = exact.downstream(runner, record(after, batch.tokens))
-    if "upstream" in which:
-        values["upstream"] = exact.upstream(runner, after, passes)
-    return values
-
-
-@torch.no_grad()
-def _counterfactual_passes(
-    model: Any, batch: Encoded, others: list[tuple[Question, ...]] | None
-) -> list[Record]:
-    """Passes of the model on counterfactuals, aligned with the batch: one record each draw."""
-    if others is None:
-        return []
+def _counterfactual_parts(
+    model: LanguageModel, batch: Encoded, others: Sequence[Sequence[Question]]
+) -> list[dict[Site, Parts]]:
+    """What the model writes on counterfactuals, aligned with the batch: one entry per draw."""
     rows, tokens = batch.rows.tolist(), batch.tokens.tolist()
-    passes = []
+    found = []
     for draw in range(len(others[0])):
         ids = [token_ids(model, others[row][draw].prompt) for row in rows]
-        places = [align(ours, theirs) for ours, theirs in zip(tokens, ids, strict=True)]
-        aligned: dict[int, Record] = {}
-        for length in {len(each) for each in ids}:
-            members = [i for i, each in enumerate(ids) if len(each) == length]
-            wanted = torch.tensor([ids[i] for i in members], device=batch.tokens.device)
+        aligned: dict[int, dict[Site, Parts]] = {}
+        for wanted, members in by_length(model, zip(ids, range(len(ids)), strict=True)):
             kept = record(model, wanted)
-            for copy, i in enumerate(members):
-                aligned[i] = _at(kept, copy, places[i])
-        passes.append(_joined([aligned[i] for i in range(len(ids))]))
-    return passes
+            for copy, i in enumerate(members.tolist()):
+                at = align(tokens[i], ids[i])
+                aligned[i] = {site: kept[site].parts[copy, at] for site in sites(model)[:-1]}
+        order = [aligned[i] for i in range(len(ids))]
+        found.append({site: torch.stack([each[site] for each in order]) for site in order[0]})
+    return found
 
 
-def _at(kept: Record, row: int, places: list[int]) -> Record:
-    """One row of a record, read at the given places; its logits stay."""
-    picked = {
-        field.name: tuple(value[row : row + 1, places] for value in getattr(kept, field.name))
-        for field in fields(kept)
-        if field.name != "logits"
-    }
-    return replace(kept, **picked, logits=kept.logits[row : row + 1])
+def _rows(
+    score: Score, found: Mapping[str, Effect], batch: Encoded, by: Level
+) -> Iterator[tuple[Score, int, str, int, float]]:
+    """Score, question, component, position and value; position 0 stands for all of them."""
+    n_positions = batch.tokens.shape[1]
+    for name, effect in found.items():
+        # The read-out writes at the last position only.
+        by_position = pad(effect, (n_positions - effect.shape[1], 0))
+        values = by_position if by == "position" else effect.sum(1, keepdim=True)
+        for question, row in zip(batch.rows.tolist(), values.tolist(), strict=True):
+            for position, value in enumerate(row):
+                yield score, question, name, position, value
 
 
-def _joined(rows: list[Record]) -> Record:
-    """Records of single prompts as one record of a batch."""
-    columns = {}
-    for field in fields(Record):
-        values = [getattr(row, field.name) for row in rows]
-        columns[field.name] = (
-            torch.cat(values)
-            if isinstance(values[0], Tensor)
-            else tuple(torch.cat(group) for group in zip(*values, strict=True))
-        )
-    return Record(**columns)
-
-
-def _average(passes: list[Record]) -> Record:
-    """The mean of several records, value by value."""
-    columns = {}
-    for field in fields(Record):
-        values = [getattr(each, field.name) for each in passes]
-        columns[field.name] = (
-            torch.stack(values).mean(0)
-            if isinstance(values[0], Tensor)
-            else tuple(torch.stack(group).mean(0) for group in zip(*values, strict=True))
-        )
-    return Record(**columns)
-
-
-def _tables(
-    values: Mapping[str, Mapping[str, Float[Tensor, "batch copies"]]], batch: Encoded, by: str
-) -> list[pd.DataFrame]:
-    """One table a score and component: a row a question, or a row a question and position."""
-    tables = []
-    rows = batch.rows.tolist()
-    for score, named in values.items():
-        for name, value in named.items():
-            columns: dict[str, Any] = {"score": score, "component": name}
-            if by == "component":
-                columns |= {"question": rows, "value": value.sum(1).tolist()}
-            else:
-                n_positions = value.shape[1]
-                columns |= {
-                    "question": [row for row in rows for _ in range(n_positions)],
-                    "position": list(range(n_positions)) * len(rows),
-                    "value": value.flatten().tolist(),
-                }
-            tables.append(pd.DataFrame(columns))
-    return tables
-
-
-def _with_components(table: pd.DataFrame, parts: list[Component]) -> pd.DataFrame:
-    """The table with kind and layer of each component, in order of score, question, component."""
-    order = {part.name: place for place, part in enumerate(parts)}
-    table["kind"] = table["component"].map({part.name: part.kind for part in parts})
-    layers = {part.name: part.layer for part in parts}
-    table["layer"] = table["component"].map(layers).astype("Int64")
-    ranks = pd.DataFrame(
-        {
-            "score": table["score"].map({name: place for place, name in enumerate(SCORES)}),
-            "question": table["question"],
-            "component": table["component"].map(order),
-        }
+def _described(
+    table: pd.DataFrame, chosen: Sequence[Component], config: ScoreConfig
+) -> pd.DataFrame:
+    """The table with what each component is, in order of score, question and component."""
+    known = {component.name: component for component in chosen}
+    table["method"] = config.method
+    table["kind"] = [known[name].kind for name in table["component"]]
+    table["layer"] = pd.array([known[name].layer for name in table["component"]], dtype="Int64")
+    ranks = {name: rank for rank, name in enumerate((*SCORES, *known))}
+    table = table.sort_values(
+        ["score", "question", "component"],
+        key=lambda column: column if column.name == "question" else column.map(ranks),
+        ignore_index=True,
     )
-    order_of_rows = ranks.sort_values(list(ranks), kind="stable").index
-    sorted_table: Any = table.loc[order_of_rows].reset_index(drop=True)
-    last = ["value"]
-    first = ["score", "method", "question", "component", "kind", "layer"]
-    return sorted_table[first + [name for name in table if name not in first + last] + last]
+    positions = ["position"] if config.by == "position" else []
+    columns = ["score", "method", "question", "component", "kind", "layer", *positions, "value"]
+    return table.reindex(columns=columns)
 
 
-def _with_slots(table: pd.DataFrame, model: Any, questions: Sequence[Question]) -> pd.DataFrame:
+def _with_slots(
+    table: pd.DataFrame, model: LanguageModel, questions: Sequence[Question]
+) -> pd.DataFrame:
     """The table with each position's token, and its slot and label common to all prompts."""
     rows = [token_ids(model, question.prompt) for question in questions]
     words = [[model.tokenizer.decode([token]).strip() for token in row] for row in rows]
-    aligned = slots(rows, words)
-    places = list(zip(table["question"], table["position"], strict=True))
-    table = table.drop(columns="value").assign(
-        token=[words[row][position] for row, position in places],
-        slot=[aligned[row][position][0] for row, position in places],
-        label=[aligned[row][position][1] for row, position in places],
-        value=table["value"],
-    )
-    return table
+    places = [
+        (question, position, word, *slot)
+        for question, (row, aligned) in enumerate(zip(words, slots(rows, words), strict=True))
+        for position, (word, slot) in enumerate(zip(row, aligned, strict=True))
+    ]
+    keys = ["question", "position"]
+    known = pd.DataFrame(places, columns=[*keys, "token", "slot", "label"])
+    value = table.pop("value")
+    return table.merge(known, on=keys, how="left").assign(value=value)

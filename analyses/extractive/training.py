@@ -9,47 +9,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from analyses.extractive.parts import State, parameters
-from analyses.extractive.prompts import Question, continuation, encode
+from analyses.extractive.models import State, copied, loaded
+from analyses.extractive.prompts import Question, by_length, continuation, encode
+from analyses.extractive.settings import TrainConfig
 from hc_lens.errors import HcLensError
+from hc_lens.protocols import LanguageModel
 
 _IGNORE = -100
 Trainable = Callable[[str], bool]
 """Which parameters are trained, by name."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How to fine-tune."""
-
-    steps: int = 60
-    """Number of gradient steps."""
-    lr: float = 1e-3
-    """Largest learning rate."""
-    batch_size: int = 32
-    """Questions a step, at most."""
-    warmup: int = 20
-    """Steps over which the learning rate rises from 0."""
-    seed: int = 0
-    """Seed of the order of the questions."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch_size < 1 or self.lr <= 0:
-            raise HcLensError(
-                "expected steps and batch_size of at least 1 and lr above 0, got "
-                f"steps={self.steps}, batch_size={self.batch_size}, lr={self.lr}"
-            )
+Group = tuple[Int[Tensor, "_ _"], ...]
+"""Token ids and targets of questions of one length."""
 
 
 def in_blocks(name: str) -> bool:
@@ -63,29 +41,8 @@ def in_layers(layers: Sequence[int]) -> Trainable:
     return lambda name: name.startswith(starts)
 
 
-@contextmanager
-def loaded(model: Any, state: State | None) -> Iterator[Any]:
-    """The model with other weights; its own come back at the end. None changes nothing."""
-    if state is None:
-        yield model
-        return
-    own = {name: value.clone() for name, value in parameters(model).items()}
-    try:
-        fill(model, state)
-        yield model
-    finally:
-        fill(model, own)
-
-
-def fill(model: Any, state: State) -> None:
-    """Copy weights into the model, in place."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state[name])
-
-
 def train(
-    model: Any,
+    model: LanguageModel,
     questions: Sequence[Question],
     config: TrainConfig,
     *,
@@ -94,76 +51,65 @@ def train(
 ) -> dict[str, Tensor]:
     """Weights after training on the questions from `start` (by default the model's own)."""
     if not questions:
-        raise HcLensError("expected at least one question to train on, got none")
-    groups = _groups(model, questions)
-    flags = {name: p.requires_grad for name, p in model.named_parameters()}
-    own = {name: value.clone() for name, value in parameters(model).items()}
-    try:
-        if start is not None:
-            fill(model, start)
-        chosen = []
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trainable(name))
-            chosen += [parameter] if parameter.requires_grad else []
-        with torch.enable_grad():
-            _run(model, groups, chosen, config)
-        return {name: value.clone() for name, value in parameters(model).items()}
-    finally:
-        fill(model, own)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(flags[name])
-            parameter.grad = None
-
-
-def _groups(model: Any, questions: Sequence[Question]) -> list[tuple[Tensor, Tensor]]:
-    """Token ids and targets, one pair of tensors for every length."""
-    rows = defaultdict(list)
+        raise HcLensError("expected at least one question to train on, got none; check the set")
+    rows = []
     for question in questions:
         prompt, answer = continuation(model, question.prompt, question.answer)
-        targets = [_IGNORE] * (len(prompt) - 1) + answer
-        rows[len(targets)].append((prompt + answer[:-1], targets))
-    device = model.cfg.device
-    groups = []
-    for length in sorted(rows):
-        tokens, targets = zip(*rows[length], strict=True)
-        groups.append((torch.tensor(tokens, device=device), torch.tensor(targets, device=device)))
-    return groups
+        rows.append((prompt + answer[:-1], [_IGNORE] * (len(prompt) - 1) + answer))
+    groups = by_length(model, rows)
+    own = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    chosen = []
+    with loaded(model, start), torch.enable_grad():
+        try:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(trainable(name))
+                chosen += [parameter] if parameter.requires_grad else []
+            _run(model, _batches(groups, config), chosen, config)
+            return copied(model)
+        finally:
+            for parameter, flag in own.items():
+                parameter.requires_grad_(flag)
+                parameter.grad = None
 
 
-def _order(
-    groups: list[tuple[Tensor, Tensor]], config: TrainConfig
-) -> Iterator[tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]]:
-    """Endless batches, every question once a round."""
+def _batches(groups: Sequence[Group], config: TrainConfig) -> Iterator[Group]:
+    """Endless batches; each round holds every question once."""
     generator = torch.Generator().manual_seed(config.seed)
     while True:
         batches = []
         for tokens, targets in groups:
             order = torch.randperm(len(tokens), generator=generator)
             batches += [(tokens[part], targets[part]) for part in order.split(config.batch_size)]
-        for place in torch.randperm(len(batches), generator=generator).tolist():
-            yield batches[place]
+        for index in torch.randperm(len(batches), generator=generator).tolist():
+            yield batches[index]
 
 
 def _run(
-    model: Any, groups: list[tuple[Tensor, Tensor]], chosen: list[Any], config: TrainConfig
+    model: LanguageModel,
+    batches: Iterator[Group],
+    chosen: Sequence[nn.Parameter],
+    config: TrainConfig,
 ) -> None:
     optimizer = torch.optim.Adam(chosen, lr=config.lr, betas=(0.9, 0.99))
-    batches = _order(groups, config)
-    for step in range(config.steps):
-        pace = min(1.0, (step + 1) / config.warmup) * (1 - step / config.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * pace
-        tokens, targets = next(batches)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(1.0, (step + 1) / max(1, config.warmup)) * (1 - step / config.steps),
+    )
+    for tokens, targets in itertools.islice(batches, config.steps):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=_IGNORE)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(chosen, 1.0)
         optimizer.step()
+        schedule.step()
 
 
 @torch.no_grad()
 def mean_rank(
-    model: Any, questions: Sequence[Question], options: Sequence[str], state: State | None = None
+    model: LanguageModel,
+    questions: Sequence[Question],
+    options: Sequence[str],
+    state: State | None = None,
 ) -> float:
     """Mean rank of the right answer among the options: 0 is perfect, (options - 1) / 2 chance."""
     with loaded(model, state):

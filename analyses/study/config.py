@@ -1,8 +1,8 @@
 """The settings of a study: which model, which rows, how many subnetworks.
 
-1. `StudyConfig` holds everything that decides the results; it goes to ``study.toml`` in the run
-   folder and comes back from there unchanged.
-2. `demo` is the study of the bundled organism, in a size that ends within minutes or, with
+1. `StudyConfig` holds everything that decides the results. `to_toml` writes all of it, and
+   ``hc_lens.settings.make`` reads it back unchanged.
+2. `demo` is the study of the bundled organism, in a size that takes minutes or, with
    ``full=True``, in the paper's.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hc_lens import organism
+from hc_lens.data.specs import ORGANISM, DataSpec
 from hc_lens.errors import HcLensError
+from hc_lens.organism import steps as organism_steps
 from hc_lens.organism.grammar import CONSTRUCTIONS
-from hc_lens.pruneconfig import PruneConfig
-from hc_lens.spec import ORGANISM, DataSpec, check_keys
-from hc_lens.sweepconfig import SweepConfig
+from hc_lens.settings import plain_value, write_toml
+from hc_lens.sweeps.config import SweepConfig
 
 PAPER_SEEDS = tuple(range(42, 54))
 """The paper's twelve seeds."""
@@ -100,22 +100,9 @@ class StudyConfig:
             raise HcLensError(
                 f"expected a core_fraction above 0 and at most 1, got {self.core_fraction}"
             )
+        # Making the sweeps checks their settings.
         self.sweep()
-
-    def sweep(self) -> SweepConfig:
-        """The subnetworks of the final model (and of the early one) at the chosen sparsities."""
-        named = {} if self.early is None else {self.early: self.checkpoints[self.early]}
-        return self._sweep(
-            named | {self.final: self.model}, self.sparsities, self.seeds, self.prune
-        )
-
-    def grid_sweep(self) -> SweepConfig | None:
-        """The subnetworks of every checkpoint at all sparsities of the grid; None without any."""
-        if not self.checkpoints:
-            return None
-        before = {name: at for name, at in self.checkpoints.items() if name != self.final}
-        every = {**before, self.final: self.model}
-        return self._sweep(every, self.grid, self.grid_seeds, self.grid_prune or self.prune)
+        self._grid()
 
     @property
     def final(self) -> str:
@@ -123,60 +110,44 @@ class StudyConfig:
         known = [name for name, model in self.checkpoints.items() if model == self.model]
         return known[0] if known else FINAL
 
-    def _sweep(
-        self,
-        checkpoints: Mapping[str, str],
-        sparsities: tuple[float, ...],
-        seeds: tuple[int, ...],
-        prune: Mapping[str, Any],
-    ) -> SweepConfig:
+    def sweep(self) -> SweepConfig:
+        """The subnetworks of the final model (and of the early one) at the chosen sparsities."""
+        early = {} if self.early is None else {self.early: self.checkpoints[self.early]}
         return SweepConfig(
-            checkpoints=checkpoints,
+            checkpoints=early | {self.final: self.model},
             train=self.train,
             evaluation=self.evaluation,
-            sparsities=sparsities,
-            seeds=seeds,
-            prune=prune,
+            sparsities=self.sparsities,
+            seeds=self.seeds,
+            prune=self.prune,
         )
 
-    def describe(self) -> dict[str, Any]:
-        """The settings as plain values, for TOML and JSON."""
-        plain = {
-            each.name: getattr(self, each.name)
-            for each in dataclasses.fields(self)
-            if getattr(self, each.name) not in (None, ())
-        }
-        plain = {key: list(value) if isinstance(value, tuple) else value
-                 for key, value in plain.items()}  # fmt: skip
-        plain["train"] = self.train.describe()
-        plain["evaluation"] = {name: spec.describe() for name, spec in self.evaluation.items()}
-        maps = ("checkpoints", "prune", "grid_prune")
-        return plain | {name: dict(plain[name]) for name in maps}
+    def grid_sweep(self) -> SweepConfig | None:
+        """The subnetworks of every checkpoint at all sparsities of the grid; None without any."""
+        return self._grid() if self.checkpoints else None
 
-    @classmethod
-    def from_dict(cls, described: Mapping[str, Any], where: str = "a study") -> StudyConfig:
-        """The settings that `describe` gave, also after a way through TOML."""
-        check_keys(described, (each.name for each in dataclasses.fields(cls)), where)
-        missing = [name for name in ("model", "train", "evaluation") if name not in described]
-        if missing:
-            raise HcLensError(f"expected {missing} in {where}, got {sorted(described)}; add them")
-        for name in ("prune", "grid_prune"):
-            known = [each.name for each in dataclasses.fields(PruneConfig)] + ["preset"]
-            check_keys(described.get(name, {}), known, f"{name} of {where}")
-        values: dict[str, Any] = dict(described)
-        values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        values["train"] = DataSpec.from_dict(described["train"], f"train of {where}")
-        values["evaluation"] = {
-            name: DataSpec.from_dict(spec, f"evaluation.{name} of {where}")
-            for name, spec in described["evaluation"].items()
-        }
-        return cls(**values)
+    def _grid(self) -> SweepConfig:
+        before = {name: model for name, model in self.checkpoints.items() if name != self.final}
+        return dataclasses.replace(
+            self.sweep(),
+            checkpoints={**before, self.final: self.model},
+            sparsities=self.grid,
+            seeds=self.grid_seeds,
+            prune=self.grid_prune or self.prune,
+        )
+
+    def to_toml(self) -> str:
+        """All settings, defaults included, as a TOML file."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return write_toml(
+            {name: plain_value(value) for name, value in values.items() if value not in (None, ())}
+        )
 
 
 def demo(full: bool = False) -> StudyConfig:
     """The study of the organism: minutes on two cores, or the paper's size."""
-    last = organism.steps()[-1]
-    series = [step for step in organism.steps() if step > 0]
+    last = organism_steps()[-1]
+    series = [step for step in organism_steps() if step > 0]
     chosen = series if full else [400, 800, last]
     grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
     return StudyConfig(

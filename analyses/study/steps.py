@@ -1,41 +1,53 @@
 """The steps of a study, in the order of the paper.
 
-1. `evaluate`: the full model on ``id`` and on every case of ``ood``.
-2. `means`: mean activations over the training rows.
-3. `subnetworks`: seeds at two sparsities or more, for the final and the early checkpoint.
-4. `core`: how often each head is kept, the heads in all subnetworks, chance, the early core.
-5. `ablation`: every head, and the core together; super-additivity.
-6. `attention`: what each head looks at, and the patterns of the core on a few pairs.
-7. `composition`: who reads the core.
-8. `effective_size`: the sparsity grid over the checkpoints, if there is a series.
+1. `inputs`: the fingerprints of the model and of the rows; every other step builds on it.
+2. `evaluate`: the full model on ``id`` and on every case of ``ood``.
+3. `means`: mean activations over the training rows.
+4. `subnetworks`: seeds at two sparsities or more, for the final and the early checkpoint.
+5. `core`: how often each head is kept, the heads in all subnetworks, chance, the early core.
+6. `ablation`: every head, and the core together; super-additivity.
+7. `attention`: what each head looks at, and the patterns of the core on a few pairs.
+8. `composition`: who reads the core.
+9. `grid` and `effective_size`: a grid of sparsities over the checkpoints, if there is a series.
+10. `report`: the page, its numbers and the settings.
 
-Each step reads the files of the steps before it and writes its own tables as CSV
-(`analyses.study.folder`).
+Each step states once, in `list_steps`, which settings it reads and which steps it builds on. Its
+function gets these beside the model and the rows, and writes its files into an empty folder.
+`run_steps` keeps them as a record (`hc_lens.records`) whose key is made of the same settings and of
+the keys of the steps that it builds on: a step runs again exactly when one of them has changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
 
 import hc_lens as hc
 from analyses import composition, effective_size, lexical_overlap, subnetworks, superadditive
-from analyses.composition.layers import check_supported
-from analyses.interactions import CaseBatches
+from analyses.composition.passes import check_supported
+from analyses.findings import facts_json
 from analyses.study.config import StudyConfig
-from analyses.study.folder import RunFolder, pick, read_table, write_table
+from analyses.study.findings import collect
+from analyses.study.page import build
+from analyses.study.results import FACTS, PAGE, REPORT, SETTINGS, Results
+from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
 from hc_lens.models import fingerprint
-from hc_lens.spec import read_model
-from hc_lens.sweepconfig import SweepConfig
+from hc_lens.models.loading import HookedModel
+from hc_lens.protocols import BatchesLike
+from hc_lens.records import Records, digest, json_bytes, table_bytes
+from hc_lens.settings import plain_value
+from hc_lens.show import Attention
 
+METHOD = 2
+"""Goes up when a step computes something else than before."""
 MOST_HEADS = 6
 """Heads among which subsets are scanned and whose patterns are shown."""
 MOST_TRACED = 12
@@ -48,21 +60,28 @@ FEW_HEADS = 3
 """Heads that stand in for a core of fewer than two."""
 
 
-class Steps:
-    """The steps of one study in one run folder."""
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A model and its rows, each read when it is first asked for, and how to run."""
 
-    def __init__(
-        self,
-        config: StudyConfig,
-        path: str | Path,
-        *,
-        workers: int | None = None,
-        progress: bool = True,
-        say: Callable[[str], None] = lambda line: None,
-    ):
-        self.config, self.workers, self.progress, self.say = config, workers, progress, say
-        self.model = read_model(config.model)
-        self.folder = RunFolder(path, fingerprint(self.model))
+    config: StudyConfig
+    """Which model, rows and sizes."""
+    command: str = ""
+    """How the study was started, for the report."""
+    workers: int | None = None
+    """Processes that prune at the same time; None for one per core."""
+    progress: bool = True
+    """Whether progress bars are shown."""
+
+    @cached_property
+    def model(self) -> HookedModel:
+        """The final model."""
+        return read_model(self.config.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the final model."""
+        return fingerprint(self.model)
 
     @cached_property
     def train(self) -> hc.Batches:
@@ -82,282 +101,312 @@ class Steps:
         )
 
     @cached_property
-    def adversarial(self) -> dict[str, Any]:
+    def adversarial(self) -> dict[str, BatchesLike]:
         """The evaluation rows, of ``ood`` the adversarial cases only."""
-        return {**self.data, "ood": CaseBatches(self.data["ood"], *self.cases)}
+        return {**self.data, "ood": self.data["ood"].of_cases(*self.cases)}
 
     @cached_property
-    def series(self) -> dict[str, str]:
+    def checkpoints(self) -> dict[str, str]:
         """The fingerprint of each checkpoint."""
         return {
-            name: fingerprint(self.model) if given == self.config.model else _fingerprint(given)
-            for name, given in self.config.checkpoints.items()
+            name: fingerprint(self.model if model == self.config.model else read_model(model))
+            for name, model in self.config.checkpoints.items()
         }
 
-    def run(self) -> None:
-        """Run what is not there yet."""
-        # What cannot work is told before the long steps, not after them.
-        check_supported(self.model)
-        _ = self.adversarial, self.series
-        rows = {"train": self.train.fingerprint}
-        rows |= {name: batches.fingerprint for name, batches in self.data.items()}
-        inputs = {"model": fingerprint(self.model), **rows, "adversarial": list(self.cases)}
-        self._step("inputs", inputs, (), lambda place: None)
-        self.evaluate()
-        self.means()
-        self.subnetworks()
-        self.core()
-        self.ablation()
-        self.attention()
-        self.composition()
-        self.effective_size()
-
-    def evaluate(self) -> Path:
-        """The full model on every case."""
-
-        def run(place: Path) -> None:
-            found = hc.evaluate(self.model, self.data, progress=self.progress)
-            table = found[["dataset", "case", "n", "accuracy"]]
-            kinds = [_kind(row.dataset, row.case, self.cases) for row in table.itertuples()]
-            write_table(place, "evaluation", table.assign(kind=kinds))
-
-        return self._step("evaluate", {}, ("inputs",), run)
-
-    def means(self) -> Path:
-        """The mean activations."""
-
-        def run(place: Path) -> None:
-            hc.collect_means(self.model, self.train, progress=self.progress).save(
-                place / "means.safetensors"
-            )
-
-        return self._step("means", {}, ("inputs",), run)
-
-    def subnetworks(self) -> Path:
-        """Subnetworks of all seeds at the chosen sparsities."""
-        return self._sweep("subnetworks", self.config.sweep())
-
-    def core(self) -> Path:
-        """Which heads the subnetworks share."""
-        place = self.subnetworks()
-
-        def run(out: Path) -> None:
-            write_core(self.config, read_subnetworks(place), out)
-            table, full = read_table(place, "runs"), read_table(place, "full")
-            final = pick(table, table["checkpoint"] == self.config.final)
-            write_table(out, "spread", subnetworks.spread(final, full))
-
-        settings = {"final": self.config.final, "early": self.config.early,
-                    "fraction": self.config.core_fraction}  # fmt: skip
-        return self._step("core", settings, ("subnetworks",), run)
-
     @property
-    def heads(self) -> list[str]:
-        """The heads that the later steps look at."""
-        return json.loads((self.core() / "core.json").read_text())["looked_at"]
-
-    def ablation(self) -> Path:
-        """Each head alone, and the core together."""
-
-        def run(place: Path) -> None:
-            found = superadditive.analyse(
-                self.model,
-                self.adversarial,
-                self._means,
-                self.heads,
-                pool=self.heads[:MOST_HEADS],
-                limit=self.config.scan_rows,
-                progress=self.progress,
-            )
-            write_table(place, "scan", found.rows.table())
-            write_table(place, "excess", found.excess)
-            write_table(place, "minimal", found.minimal)
-
-        settings = {"rows": self.config.scan_rows}
-        return self._step("ablation", settings, ("core", "means"), run)
-
-    def attention(self) -> Path:
-        """What each head looks at, and patterns on a few pairs."""
-        spec = self.config.evaluation["id"]
-
-        def run(place: Path) -> None:
-            limit = min(self.config.attention_rows, spec.limit or self.config.attention_rows)
-            rows = hc.word_batches(
-                self.model,
-                spec.read(),
-                spec.split,
-                limit=limit,
-                seed=spec.seed,
-                max_length=spec.max_length,
-            )
-            # Function words stand in every sentence; what matters is the copy of a content word.
-            content = lexical_overlap.WordRule(stop_words=lexical_overlap.STOP_WORDS)
-            table = lexical_overlap.scores(self.model, rows, words=content, progress=self.progress)
-            write_table(place, "attention", table)
-            for at, shown in enumerate(self._examples()):
-                text = shown.fragment(f"pattern-{at}")
-                (place / f"pattern-{at}.html").write_text(text, encoding="utf-8")
-
-        settings = {"rows": self.config.attention_rows, "examples": self.config.examples}
-        return self._step("attention", settings, ("core",), run)
-
-    def composition(self) -> Path:
-        """Who reads the core."""
-
-        def run(place: Path) -> None:
-            found = composition.trace(
-                self.model,
-                self.adversarial,
-                self._means,
-                core=self.heads[:MOST_TRACED],
-                limit=self.config.trace_rows,
-                progress=self.progress,
-            )
-            found.save(place)
-            write_table(place, "strongest", found.strongest(SHOWN_EDGES, "ood"))
-            for name in ("explained", "dependents", "agreement"):
-                write_table(place, name, getattr(found, name))
-
-        settings = {"rows": self.config.trace_rows}
-        return self._step("composition", settings, ("core", "means"), run)
-
-    def effective_size(self) -> Path | None:
-        """The effective size of every checkpoint; None without a series."""
-        sweep = self.config.grid_sweep()
-        if sweep is None:
-            return None
-        grid = self._sweep("grid", sweep)
-
-        def run(place: Path) -> None:
-            table, full = read_table(grid, "runs"), read_table(grid, "full")
-            sizes = effective_size.effective_size(
-                table,
-                full,
-                margin=self.config.margin,
-                cases=self.cases,
-                chance=self._floors(),
-            )
-            write_table(place, "effective_size", sizes)
-            chosen = pick(table, (table["dataset"] != "ood") | table["case"].isin(self.cases))
-            write_table(place, "by_sparsity", subnetworks.by_sparsity(chosen, full))
-
-        settings = {"margin": self.config.margin, "floors": self._floors()}
-        return self._step("effective_size", settings, ("grid",), run)
-
-    def _floors(self) -> dict[str, float]:
+    def floors(self) -> dict[str, float]:
         """The accuracy of knowing nothing; on adversarial cases that of the heuristic: none."""
         floors = {name: 1 / len(batches.labels) for name, batches in self.data.items()}
         return floors | ({"ood": 0.0} if self.config.adversarial else {})
 
-    def _step(
-        self, name: str, settings: dict[str, Any], needs: tuple[str, ...], run: Callable
-    ) -> Path:
-        def told(place: Path) -> None:
-            if name != "inputs":
-                self.say(f"{name.replace('_', ' ')} ...")
-            run(place)
 
-        return self.folder.step(name, settings, needs, told)
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a step reads."""
 
-    def _sweep(self, name: str, sweep: SweepConfig) -> Path:
-        # Checkpoints count for the steps that prune them: a longer series redoes nothing else.
-        models = {given: self.series[given] for given in sweep.checkpoints if given in self.series}
-        settings = sweep.describe() | {"fingerprints": models}
-        return self._step(name, settings, ("inputs",), self._sweeper(sweep))
-
-    def _sweeper(self, sweep: SweepConfig) -> Callable[[Path], None]:
-        def run(place: Path) -> None:
-            runs = hc.sweep(
-                sweep,
-                store=str(self.folder.path / "runs"),
-                workers=self.workers,
-                progress=self.progress,
-            )
-            if len(runs.failed):
-                first = runs.failed.iloc[0]
-                raise HcLensError(
-                    f"expected every run of the sweep to end, {len(runs.failed)} failed, the first "
-                    f"(checkpoint {first['checkpoint']}) with: {first['why']}; the same command "
-                    "tries them again"
-                )
-            write_table(place, "runs", runs.table.drop(columns="run"))
-            write_table(place, "full", runs.full)
-            kept = [(*key, " ".join(found.kept)) for key, found in runs.subnetworks.items()]
-            names = ["checkpoint", "sparsity", "seed", "kept"]
-            write_table(place, "subnetworks", pd.DataFrame(kept, columns=names))
-            space = hc.UnitSpace.of(self.model)
-            (place / "units.json").write_text(json.dumps(dataclasses.asdict(space)))
-
-        return run
+    study: Study
+    """The model and the rows."""
+    runs: Path
+    """Where the runs of sweeps are kept."""
+    settings: Mapping[str, Any]
+    """The settings of the step, by name."""
+    found: Results
+    """The files of the steps that it builds on."""
 
     @property
-    def _means(self) -> hc.Means:
-        return hc.Means.load(self.means() / "means.safetensors")
-
-    def _examples(self) -> list[Any]:
-        """The first evaluated row of each adversarial case that fits a page, with its patterns."""
-        spec = self.config.evaluation["ood"]
-        task = spec.read()
-        table = task.dataset(spec.split)
-        found: dict[str, int] = {}
-        for batch in self.data["ood"]:
-            lengths = batch.mask.sum(1).tolist()
-            for case, row, length in zip(batch.cases, batch.rows.tolist(), lengths, strict=True):
-                if case in self.cases and length <= MOST_TOKENS:
-                    found.setdefault(case, row)
-        shown = []
-        for case in [case for case in self.cases if case in found][: self.config.examples]:
-            texts = [table[found[case]][column] for column in task.columns]
-            figure: Any = hc.show.attention(self.model, *texts, heads=self.heads[:MOST_HEADS])
-            shown.append(dataclasses.replace(figure, title=case.replace("_", " ")))
-        return shown
+    def means(self) -> hc.Means:
+        """The mean activations."""
+        return hc.Means.load(self.found.folders["means"] / "means.safetensors")
 
 
-def write_core(config: StudyConfig, found: dict[Any, hc.Subnetwork], out: Path) -> None:
-    """The tables of the core, from subnetworks by (checkpoint, sparsity, seed)."""
-    final = subnetworks.select(found, checkpoint=config.final)
+@dataclass(frozen=True)
+class Step:
+    """A function from inputs to files, and what its inputs are."""
+
+    name: str
+    """Name of its folder."""
+    run: Callable[[Inputs, Path], object]
+    """Writes the files into an empty folder."""
+    needs: tuple[str, ...] = ()
+    """The steps that it builds on."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that it reads, by name; dataclasses count with all their fields."""
+
+
+def list_steps(study: Study) -> list[Step]:
+    """The steps of a study, each after those that it builds on."""
+    # What cannot work is told before the long steps, not after them.
+    check_supported(study.model)
+    _ = study.adversarial
+    config, grid = study.config, study.config.grid_sweep()
+    rows = {"train": study.train.fingerprint}
+    rows |= {name: batches.fingerprint for name, batches in study.data.items()}
+    inputs = {"model": study.fingerprint, **rows, "adversarial": list(study.cases)}
+    steps = [
+        Step("inputs", write_inputs, settings=inputs),
+        Step("evaluate", evaluate, ("inputs",)),
+        Step("means", collect_means, ("inputs",)),
+        Step("subnetworks", prune, ("inputs",), _sweep(study, config.sweep())),
+        Step(
+            "core",
+            find_core,
+            ("subnetworks",),
+            _some(config, "final", "early", "sparsities", "core_fraction"),
+        ),
+        Step("ablation", ablate, ("core", "means"), _some(config, "scan_rows")),
+        Step(
+            "attention",
+            score_attention,
+            ("core",),
+            _some(config, "evaluation", "attention_rows", "examples"),
+        ),
+        Step("composition", trace, ("core", "means"), _some(config, "trace_rows")),
+    ]
+    if grid is not None:
+        sizes = {"margin": config.margin, "floors": study.floors, "cases": study.cases}
+        steps += [
+            Step("grid", prune, ("inputs",), _sweep(study, grid)),
+            Step("effective_size", measure_sizes, ("grid",), sizes),
+        ]
+    about = {"config": config, "version": hc.__version__}
+    return [*steps, Step(REPORT, report, tuple(step.name for step in steps), about)]
+
+
+def run_steps(
+    records: Records, steps: Iterable[Step], study: Study, say: Callable[[str], None]
+) -> dict[str, Path]:
+    """Run what is not there yet; the folder of each step."""
+    keys: dict[str, str] = {}
+    folders: dict[str, Path] = {}
+    for step in steps:
+        needed = [keys[need] for need in step.needs]
+        keys[step.name] = digest(METHOD, step.name, plain_value(step.settings), needed)
+        record = f"steps/{step.name}"
+        if records.find(record, keys[step.name]) is None:
+            # What was built on the old results is no longer whole: no report is made of it.
+            records.remove(f"steps/{REPORT}")
+            say(f"{step.name.replace('_', ' ')} ...")
+            found = Results({need: folders[need] for need in step.needs})
+            given = Inputs(study, records.folder("runs"), step.settings, found)
+            records.write(record, partial(step.run, given), keys[step.name])
+        folders[step.name] = records.folder(record)
+    return folders
+
+
+def write_inputs(given: Inputs, out: Path) -> None:
+    """The fingerprints of the model and of the rows."""
+    (out / "inputs.json").write_bytes(json_bytes(given.settings))
+
+
+def evaluate(given: Inputs, out: Path) -> None:
+    """The full model on every case."""
+    study = given.study
+    found = hc.evaluate(study.model, study.data, progress=study.progress)
+    table = found[["dataset", "case", "n", "accuracy"]]
+    kinds = [
+        "in domain" if dataset != "ood" else "adversarial" if case in study.cases else "other"
+        for dataset, case in zip(table["dataset"], table["case"], strict=True)
+    ]
+    _write_tables(out, evaluation=table.assign(kind=kinds))
+
+
+def collect_means(given: Inputs, out: Path) -> None:
+    """The mean activations."""
+    study = given.study
+    means = hc.collect_means(study.model, study.train, progress=study.progress)
+    means.save(out / "means.safetensors")
+
+
+def prune(given: Inputs, out: Path) -> None:
+    """The subnetworks of a sweep, kept in ``runs``, and their accuracies."""
+    runs = hc.sweep(
+        given.settings["sweep"],
+        store=str(given.runs),
+        workers=given.study.workers,
+        progress=given.study.progress,
+    )
+    if len(runs.failed):
+        first = runs.failed.iloc[0]
+        raise HcLensError(
+            f"expected every run of the sweep to end, {len(runs.failed)} failed, the first "
+            f"(checkpoint {first['checkpoint']}) with: {first['why']}; the same command tries them "
+            "again"
+        )
+    kept = [(*key, " ".join(found.kept)) for key, found in runs.subnetworks.items()]
+    _write_tables(
+        out,
+        runs=runs.table.drop(columns="run"),
+        full=runs.full,
+        subnetworks=pd.DataFrame(kept, columns=["checkpoint", "sparsity", "seed", "kept"]),
+    )
+
+
+def find_core(given: Inputs, out: Path) -> None:
+    """Which heads the subnetworks share, and how far their accuracies lie apart."""
+    settings, fraction = given.settings, given.settings["core_fraction"]
+    kept = given.found.table("subnetworks/subnetworks")
+    found = read_subnetworks(kept, hc.UnitSpace.of(given.study.model))
+    final = subnetworks.select(found, checkpoint=settings["final"])
     table = subnetworks.frequencies(final)
-    heads = subnetworks.core(final, config.core_fraction)
+    heads = subnetworks.core(final, fraction)
     often: Any = table.groupby("unit", sort=False)["count"].sum()
     often = often.sort_values(ascending=False, kind="stable")
-    first, second = config.sparsities[0], config.sparsities[-1]
-    write_table(out, "frequencies", table)
-    write_table(out, "jaccard", subnetworks.jaccard(final))
+    ends = settings["sparsities"][0], settings["sparsities"][-1]
     about: dict[str, Any] = {
         "core": heads,
-        "fraction": config.core_fraction,
+        "fraction": fraction,
         "looked_at": heads if len(heads) > 1 else list(often.index[:FEW_HEADS]),
-        "chance": dataclasses.asdict(subnetworks.chance(final, config.core_fraction)),
-        "spearman": subnetworks.spearman(table, first, second)._asdict(),
+        "chance": dataclasses.asdict(subnetworks.chance(final, fraction)),
+        "spearman": subnetworks.spearman(table, *ends)._asdict(),
     }
-    if config.early is not None:
-        early = subnetworks.select(found, checkpoint=config.early)
-        compared = subnetworks.early_core(early, final, config.core_fraction)
-        about["early"] = dataclasses.asdict(compared)
-    (out / "core.json").write_text(json.dumps(about, indent=1))
+    if settings["early"] is not None:
+        early = subnetworks.select(found, checkpoint=settings["early"])
+        about["early"] = dataclasses.asdict(subnetworks.early_core(early, final, fraction))
+    (out / "core.json").write_bytes(json_bytes(about))
+    runs = given.found.table("subnetworks/runs")
+    of_final = runs.loc[runs["checkpoint"] == settings["final"]]
+    spread = subnetworks.spread(of_final, given.found.table("subnetworks/full"))
+    _write_tables(out, frequencies=table, jaccard=subnetworks.jaccard(final), spread=spread)
 
 
-def read_subnetworks(place: Path) -> dict[tuple[str, float, int], hc.Subnetwork]:
-    """The subnetworks that the step wrote, by (checkpoint, sparsity, seed)."""
-    about = json.loads((place / "units.json").read_text())
-    space = hc.UnitSpace(tuple(about["n_heads"]), tuple(about["mlps"]))
+def read_subnetworks(
+    table: pd.DataFrame, space: hc.UnitSpace
+) -> dict[tuple[str, float, int], hc.Subnetwork]:
+    """The subnetworks of a table of kept units, by (checkpoint, sparsity, seed)."""
     found = {}
-    rows: Any = read_table(place, "subnetworks").itertuples()
-    for row in rows:
-        kept = set(str(row.kept).split())
+    rows: Any = table[["checkpoint", "sparsity", "seed", "kept"]].itertuples(index=False)
+    for checkpoint, sparsity, seed, labels in rows:
+        kept = set(str(labels).split())
         keep = torch.tensor([label in kept for label in space.labels])
-        config = {"sparsity": row.sparsity, "seed": row.seed}
-        found[row.checkpoint, row.sparsity, row.seed] = hc.Subnetwork(
-            space, keep, "", config=config
-        )
+        config = {"sparsity": sparsity, "seed": seed}
+        found[checkpoint, sparsity, seed] = hc.Subnetwork(space, keep, "", config=config)
     return found
 
 
-def _fingerprint(name: str) -> str:
-    return fingerprint(read_model(name))
+def ablate(given: Inputs, out: Path) -> None:
+    """Each head alone, and the core together."""
+    study = given.study
+    found = superadditive.analyse(
+        study.model,
+        study.adversarial,
+        given.means,
+        given.found.heads,
+        superadditive.SuperAdditiveConfig(
+            pool=tuple(given.found.heads[:MOST_HEADS]), limit=given.settings["scan_rows"]
+        ),
+        progress=study.progress,
+    )
+    _write_tables(out, scan=found.rows.table(), excess=found.excess, minimal=found.minimal)
 
 
-def _kind(dataset: str, case: str, adversarial: tuple[str, ...]) -> str:
-    if dataset != "ood":
-        return "in domain"
-    return "adversarial" if case in adversarial else "other"
+def score_attention(given: Inputs, out: Path) -> None:
+    """What each head looks at, and patterns on a few pairs."""
+    study, most = given.study, given.settings["attention_rows"]
+    spec: DataSpec = given.settings["evaluation"]["id"]
+    rows = hc.word_batches(
+        study.model,
+        spec.read(),
+        spec.split,
+        limit=min(most, spec.limit or most),
+        seed=spec.seed,
+        max_length=spec.max_length,
+    )
+    # Function words stand in every sentence; what matters is the copy of a content word.
+    content = lexical_overlap.WordRule(stop_words=lexical_overlap.STOP_WORDS)
+    table = lexical_overlap.scores(study.model, rows, words=content, progress=study.progress)
+    _write_tables(out, attention=table)
+    for index, (case, texts) in enumerate(_examples(given).items()):
+        figure = hc.show.attention(study.model, *texts, heads=given.found.heads[:MOST_HEADS])
+        titled = dataclasses.replace(cast(Attention, figure), title=case.replace("_", " "))
+        text = titled.fragment(f"pattern-{index}")
+        (out / f"pattern-{index}.html").write_text(text, encoding="utf-8")
+
+
+def _examples(given: Inputs) -> dict[str, list[str]]:
+    """The first evaluated row of each adversarial case that fits a page."""
+    study, spec = given.study, given.settings["evaluation"]["ood"]
+    task = spec.read()
+    table = task.dataset(spec.split)
+    found: dict[str, int] = {}
+    for batch in study.data["ood"]:
+        lengths = batch.mask.sum(1).tolist()
+        for case, row, length in zip(batch.cases, batch.rows.tolist(), lengths, strict=True):
+            if length <= MOST_TOKENS:
+                found.setdefault(case, row)
+    shown = [case for case in study.cases if case in found][: given.settings["examples"]]
+    return {case: [table[found[case]][column] for column in task.columns] for case in shown}
+
+
+def trace(given: Inputs, out: Path) -> None:
+    """Who reads the core."""
+    found = composition.trace(
+        given.study.model,
+        given.study.adversarial,
+        given.means,
+        given.found.heads[:MOST_TRACED],
+        composition.TraceConfig(limit=given.settings["trace_rows"]),
+        progress=given.study.progress,
+    )
+    found.save(out)
+    _write_tables(out, strongest=found.strongest(SHOWN_EDGES, "ood"))
+
+
+def measure_sizes(given: Inputs, out: Path) -> None:
+    """The effective size of every checkpoint."""
+    cases = given.settings["cases"]
+    runs, full = given.found.table("grid/runs"), given.found.table("grid/full")
+    config = effective_size.SizeConfig(
+        margin=given.settings["margin"], cases=cases, chance=given.settings["floors"]
+    )
+    chosen = runs.loc[(runs["dataset"] != "ood") | runs["case"].isin(cases)]
+    _write_tables(
+        out,
+        effective_size=effective_size.effective_size(runs, full, config),
+        by_sparsity=subnetworks.by_sparsity(chosen, full),
+    )
+
+
+def report(given: Inputs, out: Path) -> None:
+    """The page, its numbers and the settings."""
+    config: StudyConfig = given.settings["config"]
+    facts = collect(given.found, config)
+    page = build(given.found, facts, config, given.study.command)
+    (out / PAGE).write_text(page.html(), encoding="utf-8")
+    (out / FACTS).write_bytes(facts_json(facts))
+    (out / SETTINGS).write_text(config.to_toml(), encoding="utf-8")
+
+
+def _some(config: StudyConfig, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def _sweep(study: Study, sweep: hc.SweepConfig) -> dict[str, Any]:
+    # Checkpoints count for the steps that prune them: a longer series redoes nothing else.
+    models = {name: key for name, key in study.checkpoints.items() if name in sweep.checkpoints}
+    return {"sweep": sweep, "models": models}
+
+
+def _write_tables(folder: Path, **tables: pd.DataFrame) -> None:
+    """Each table as CSV under its name."""
+    for name, table in tables.items():
+        (folder / f"{name}.csv").write_bytes(table_bytes(table))

@@ -20,7 +20,7 @@ import torch
 from made_up import made_up_model, made_up_task
 
 import hc_lens as hc
-from analyses.composition import Receiver, trace
+from analyses.composition import Receiver, TraceConfig, trace
 from analyses.composition.cli import summary
 from analyses.composition.engine import PathEngine
 from analyses.composition.passes import contributions
@@ -36,20 +36,18 @@ def patched_values(engine: PathEngine, batch, sender, receivers) -> list:
     found = []
     for receiver in receivers:
         if receiver.unit is None:
-            assert clean.final is not None
             assert direct.to_classifier is not None
             final = clean.final.clone()
             final[:, :1] += direct.to_classifier
             found.append(("blocks.5.hook_normalized_resid_post", None, final))
             continue
         index, head = receiver.unit.layer, receiver.unit.head
-        layer, run = engine.trunk.layers[index], clean.runs[index]
+        block, run = engine.trunk.blocks[index], clean.runs[index]
         if receiver.kind == "mlp":
-            mlp = engine.trunk.model.blocks[index].mlp
-            value = (run.mlp_in + direct.to_mlp[index]) @ mlp.W_in + mlp.b_in
+            value = (run.mlp_in + direct.to_mlp[index]) @ block.mlp.W_in + block.mlp.b_in
             found.append((f"blocks.{index}.mlp.hook_pre", None, value))
         else:
-            value = layer.project(run.reads + direct.to_heads[index], receiver.kind)[:, :, head]
+            value = block.project(run.reads + direct.to_heads[index], receiver.kind)[:, :, head]
             found.append((f"blocks.{index}.attn.hook_{receiver.kind}", head, value))
     return found
 
@@ -106,8 +104,8 @@ def speed(rows: int, rounds: int) -> None:
 def important_heads(model, datasets, means, n: int = 5) -> list[str]:
     """The heads whose ablation moves the answers most, in KL divergence."""
     heads = hc.UnitSpace.of(model).heads
-    table = hc.scan(model, datasets, means, units=heads, progress=False)
-    table = table[table["set"] != "none"]
+    table = hc.scan(model, datasets, means, heads, progress=False)
+    table = table[table["set"] != "full"]
     weighted = table.assign(kl=table["kl"] * table["n"]).groupby(["dataset", "set"], sort=False)
     by_dataset = weighted["kl"].sum() / weighted["n"].sum()
     return list(by_dataset.groupby("set").mean().nlargest(n).index)
@@ -128,7 +126,7 @@ def organism(core: list[str] | None) -> None:
         core = important_heads(model, datasets, means)
     for norms in ("recomputed", "frozen"):
         start = time.process_time()
-        found = trace(model, datasets, means, core, norms=norms, progress=False)
+        found = trace(model, datasets, means, core, TraceConfig(norms=norms), progress=False)
         seconds = time.process_time() - start
         print(f"\n== organism, norms {norms}: {seconds:.0f} s of processor time")
         print(summary(found))

@@ -18,7 +18,7 @@ import torch
 import hc_lens as hc
 from analyses import lexical_overlap
 from hc_lens import organism
-from hc_lens.patterns import word_batches
+from hc_lens.attention.patterns import word_batches
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ import torch
 
 import hc_lens as hc
 from hc_lens import organism
-from hc_lens.evaluate import evaluate
+from hc_lens.evaluation import evaluate
 from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
-from hc_lens.scan import scan
+from hc_lens.scans.scan import scan
 
 ADVERSARIAL = list(CONSTRUCTIONS)
 FRIENDLY = [case for case in CASES if case not in CONSTRUCTIONS]
@@ -61,7 +61,7 @@ def head_scan(folder: Path) -> pd.DataFrame:
     model = hc.load(folder)
     means = hc.collect_means(model, organism.task().batches(model, "train", limit=4000))
     units = hc.UnitSpace.of(model).heads
-    table = scan(model, data(model, SCANNED), means, units=units, progress=False)
+    table = scan(model, data(model, SCANNED), means, units, progress=False)
     table["case"] = table["case"].where(table["dataset"] == "ood", ID)
     wide = table.pivot(index="set", columns="case", values="accuracy_change")
     return 100 * wide.loc[[str(head) for head in units], [ID, *CASES]]

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hc_lens as hc
 from analyses import lexical_overlap
-from hc_lens.patterns import WordBatches, word_batches
+from hc_lens.attention.patterns import WordBatches, word_batches
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 WORDS = ("the", "a", "judge", "doctor", "saw", "old", "in", "city", "and", "did", "not", "today")

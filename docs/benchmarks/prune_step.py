@@ -20,10 +20,11 @@ import torch
 import transformers
 
 import hc_lens as hc
-from hc_lens.evaluate import kl_divergence
-from hc_lens.models.inputs import name_inputs
-from hc_lens.prune import _Run, frozen
-from hc_lens.teacher import Teacher
+from hc_lens.metrics import kl_divergence
+from hc_lens.models.inputs import mask_name
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
+from hc_lens.pruning.train import GateTraining, frozen
 
 WIDTH = 128
 
@@ -57,7 +58,8 @@ def bucketed(model: object, lengths: list[int], generator: torch.Generator) -> l
         rows = lengths[start:end]
         ids = torch.randint(1000, 30000, (len(rows), rows[-1]), generator=generator)
         mask = (torch.arange(rows[-1])[None] < torch.tensor(rows)[:, None]).long()
-        inputs = name_inputs(model, ids * mask, mask)
+        ids, mask = (ids * mask).to(model.cfg.device), mask.to(model.cfg.device)
+        inputs = {"input": ids, mask_name(model): mask}
         batches.append(SimpleNamespace(inputs=inputs, rows=torch.arange(start, end)))
         start = end
     order = torch.randperm(len(batches), generator=generator).tolist()
@@ -68,7 +70,7 @@ def padded(model: object, batch: object) -> SimpleNamespace:
     """The same rows, padded to 128."""
     tokens = torch.nn.functional.pad(batch.inputs["input"], (0, WIDTH))[:, :WIDTH]
     mask = torch.nn.functional.pad(batch.inputs["one_zero_attention_mask"], (0, WIDTH))[:, :WIDTH]
-    return SimpleNamespace(inputs=name_inputs(model, tokens, mask), rows=batch.rows)
+    return SimpleNamespace(inputs={"input": tokens, mask_name(model): mask}, rows=batch.rows)
 
 
 def seconds(way: Callable[[], object]) -> float:
@@ -90,11 +92,10 @@ def main() -> None:
     model, batches = model_and_batches(options)
     batches = [batch for batch, _ in zip(batches, range(options.rounds + 1), strict=False)]
     means = hc.collect_means(model, batches, progress=False)
-    space = hc.UnitSpace.of(model)
     teacher = Teacher(model)
-    ours = _Run(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), space, teacher)
+    ours = GateTraining(Job(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), teacher))
     reference_config = hc.PruneConfig.reference(0.5, 0, steps=100)
-    theirs = _Run(model, batches, means, reference_config, space, teacher)
+    theirs = GateTraining(Job(model, batches, means, reference_config, teacher))
 
     def plain(batch: object) -> None:
         point = model.hook_dict["hook_full_embed"]
@@ -112,7 +113,7 @@ def main() -> None:
     times = []
     with frozen(model):
         for place, batch in enumerate(batches):
-            ours.teacher.logits(batch)
+            teacher.logits(batch)
             step = lambda batch=batch: ours.step(50, [batch])  # noqa: E731
             turn = [seconds(step), seconds(lambda batch=batch: plain(batch))]
             turn.append(seconds(lambda batch=batch: reference(batch)))

@@ -18,6 +18,7 @@ under several memory caps. Without --model the weights are random, without --pat
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +30,9 @@ from torch.nn.functional import pad
 from torch.profiler import ProfilerActivity, profile
 
 import hc_lens as hc
-from hc_lens.scan import scan
-from hc_lens.suffix import Part, SuffixEngine
-from hc_lens.suffix.blocks import Stream
+from hc_lens.scans.engine import SuffixEngine
+from hc_lens.scans.layers import Layers, Part, Stream
+from hc_lens.scans.scan import scan
 
 FIXED = 128
 
@@ -47,6 +48,9 @@ class OneBatch:
 
     def __iter__(self):
         yield self.batch
+
+    def __len__(self) -> int:
+        return 1
 
 
 def seconds(repeats: int, run: Callable[..., object], *args, **settings) -> float:
@@ -78,27 +82,27 @@ def padded(batch: hc.Batch) -> hc.Batch:
 @torch.no_grad()
 def floor(engine: SuffixEngine, batch: hc.Batch, repeats: int) -> float:
     """Seconds in the suffix forward passes alone."""
-    blocks, n_layers = engine.blocks, engine.space.n_layers
-    stream = blocks.start(batch, engine.source.on(batch))
+    layers, n_layers = engine.layers, engine.space.n_layers
+    stream = layers.start(batch, engine.source.on(batch))
     total, resid = 0.0, stream.resid
     for layer in range(n_layers):
         last = layer == n_layers - 1
-        step = blocks.step(stream, layer, resid, narrow=last)
+        step = layers.step(stream, layer, resid, narrow=last)
         for unit in (unit for unit in engine.space if unit.layer == layer):
             part = Part((), mlp=True) if unit.head is None else Part((unit.head,))
-            total += seconds(repeats, suffix, blocks, stream, step, layer, part)
-        resid = step.children([(0, Part())])
+            above = range(layer + 1, n_layers)
+            total += seconds(repeats, suffix, layers, stream, step, above, part)
+        resid = step([(0, Part())])
     return total
 
 
-def suffix(blocks, stream: Stream, step, layer: int, part: Part) -> torch.Tensor:
+def suffix(layers: Layers, stream: Stream, step, above: range, part: Part) -> torch.Tensor:
     """From the ablated unit to the logits."""
-    n_layers = len(blocks.layers)
-    resid = step.children([(0, part)])
-    for above in range(layer + 1, n_layers):
-        step = blocks.step(stream, above, resid, narrow=above == n_layers - 1)
-        resid = step.children([(0, Part())])
-    return blocks.logits(stream, resid, narrow=True)
+    resid = step([(0, part)])
+    for layer in above:
+        step = layers.step(stream, layer, resid, narrow=layer == above.stop - 1)
+        resid = step([(0, Part())])
+    return layers.logits(stream, resid, narrow=True)
 
 
 def compare(model, batches, means) -> None:
@@ -134,7 +138,7 @@ def compare_pairs(model, batches, means) -> None:
     ours = theirs = 0.0
     for batch in batches:
         one = {"rows": OneBatch(batches, batch)}
-        ours += seconds(1, scan, model, one, means, units=heads, pairs=True, progress=False)
+        ours += seconds(1, scan, model, one, means, sets=hc.pairs(heads), progress=False)
         theirs += seconds(1, loop, model, batch, means, sets)
     print(f"pairs of {len(heads)} heads ({len(sets)} sets)")
     print(f"      ours {ours:8.1f} s\n      loop {theirs:8.1f} s   {theirs / ours:6.2f} x ours")
@@ -144,12 +148,9 @@ def peak_bytes(run: Callable[..., object], *args, **settings) -> int:
     """The most bytes that PyTorch had allocated at once during a run."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(*args, **settings)
-    alive = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most
+    events = profiler.profiler.kineto_results.events()
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return max(itertools.accumulate(changes), default=0)
 
 
 def measure_memory(model, batches, means) -> None:
@@ -157,7 +158,7 @@ def measure_memory(model, batches, means) -> None:
     batch = max(batches, key=lambda batch: batch.tokens.numel())
     one = {"rows": OneBatch(batches, batch)}
     units = ["L0.H0", "L2.MLP", "L3.H1", "L5.H2"]
-    settings = {"units": units, "pairs": True, "progress": False}
+    settings = {"sets": hc.pairs(units), "progress": False}
     rows, pos = batch.tokens.shape
     print(f"memory of a scan of pairs, batch of {rows} rows x {pos} tokens")
     for cap in ("200MB", "60MB", "30MB", "15MB", "10MB"):

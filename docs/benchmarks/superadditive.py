@@ -26,10 +26,10 @@ import pandas as pd
 import torch
 
 import hc_lens as hc
-from analyses.interactions import CaseBatches, screen
-from analyses.superadditive import excess, holm, layout, minimal, subsets
-from hc_lens.scan import ScanRows, scan_rows
-from hc_lens.suffix.sets import as_units
+from analyses.superadditive import excess, holm, layout, minimal, screen, subsets
+from analyses.superadditive.config import ExcessConfig, ScreenConfig
+from hc_lens.scans.scan import ScanRows, scan_rows
+from hc_lens.units import as_units, pairs
 
 TRAIN_ROWS = 2000
 
@@ -37,7 +37,7 @@ TRAIN_ROWS = 2000
 def chosen_heads(rows: ScanRows) -> list[str]:
     """The heads by their mean drop over the cases, largest first."""
     table = rows.table()
-    alone = table[table["set"] != "none"]
+    alone = table[table["set"] != "full"]
     return list(alone.groupby("set", sort=False)["accuracy_change"].mean().sort_values().index)
 
 
@@ -55,8 +55,8 @@ def adversarial(batches: hc.Batches) -> list[str]:
 
 def search(model, hard, means, heads: list[str], half: np.ndarray) -> pd.DataFrame:
     """For each case the most super-additive pair on one half of the rows, measured on the other."""
-    rows = scan_rows(model, {"ood": hard}, means, units=heads, pairs=True, progress=False)
-    tried = excess(rows.where(half), n_resamples=100)
+    rows = scan_rows(model, {"ood": hard}, means, pairs(heads), progress=False)
+    tried = excess(rows.where(half), config=ExcessConfig(n_resamples=100))
     best = tried.loc[tried.groupby("case")["excess"].idxmax(), ["case", "set"]]
     table = excess(rows.where(~half), best["set"].unique())
     table = best.merge(table, on=["case", "set"]).drop(columns=["dataset", "size"])
@@ -89,7 +89,7 @@ def main() -> None:
         train = organism.task().batches(model, "train", limit=TRAIN_ROWS)
     means = hc.collect_means(model, train, progress=False)
     cases = adversarial(batches)
-    hard = CaseBatches(batches, *cases)
+    hard = batches.of_cases(*cases)
     heads = [(head,) for head in hc.UnitSpace.of(model).heads]
     alone = scan_rows(model, {"ood": hard}, means, heads, progress=False)
     half = (alone.rows["row"] % 2 == 0).to_numpy()
@@ -104,7 +104,7 @@ def main() -> None:
     print(joint.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
     print(f"cases with an interval above zero: {int(joint['superadditive'].sum())} of {len(joint)}")
     print("\nthe same for the log-odds of the gold label")
-    odds = excess(rows, [core], measure="logit")
+    odds = excess(rows, [core], ExcessConfig(measure="logit"))
     print(odds.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
     small = minimal(excess(rows, [given for given in subsets(map(str, pool), 3) if len(given) > 1]))
     print(f"\nminimal super-additive subsets of {', '.join(map(str, pool))}")
@@ -117,18 +117,8 @@ def main() -> None:
     print(f"\nscreen of all pairs of units on {case}")
     for method in ("gradient", "hessian"):
         for measure in ("probability", "logit"):
-            found = screen(
-                model,
-                batches,
-                means,
-                case=case,
-                method=method,
-                measure=measure,
-                top=0,
-                check=args.check,
-                n_resamples=100,
-                progress=False,
-            )
+            config = ScreenConfig(case, method, measure, top=0, check=args.check, n_resamples=100)
+            found = screen(model, batches, means, config=config, progress=False)
             for row in found.correlations[found.correlations["pairs"] == "random"].itertuples():
                 print(
                     f"  {method:>8} of the {measure:<11} against exact {row.against:<11} "

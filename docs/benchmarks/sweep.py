@@ -17,21 +17,22 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 from analyses import subnetworks as analysis
-from analyses.effective_size import compare, effective_size
-from analyses.effective_size_figures import figure as size_figure
-from analyses.subnetworks_cli import core_text, early_text
-from analyses.subnetworks_figures import frequency_scatter, sparsity_figure, spread_figure
+from analyses.effective_size import SizeConfig, compare, effective_size
+from analyses.effective_size.figures import figure as size_figure
+from analyses.subnetworks.cli import core_text, early_text
+from analyses.subnetworks.figures import frequency_scatter, sparsity_figure, spread_figure
 from hc_lens import organism
+from hc_lens.data.specs import DataSpec
 from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
-from hc_lens.spec import DataSpec
-from hc_lens.sweep import Runs, sweep
-from hc_lens.sweepconfig import SweepConfig
+from hc_lens.sweeps.config import SweepConfig
+from hc_lens.sweeps.sweep import Runs, sweep
 
 PAIR = (0.5, 0.7)
 """The two sparsities of the core."""
@@ -97,40 +98,38 @@ def report_cores(runs: Runs) -> None:
             print((100 * shown).round(1).to_string())
 
 
-def targets(runs: Runs) -> dict[str, list[str] | None]:
+def targets(runs: Runs) -> dict[str, tuple[str, ...]]:
     """What out of domain may mean; chosen on the full model alone."""
     last = runs.full[runs.full["checkpoint"] == runs.checkpoints[-1]].set_index("case")["accuracy"]
-    learnt = [case for case in CONSTRUCTIONS if last[case] >= 0.5]
+    learnt = tuple(case for case in CONSTRUCTIONS if last[case] >= 0.5)
     return {
-        "the 8 adversarial cases": list(CONSTRUCTIONS),
+        "the 8 adversarial cases": tuple(CONSTRUCTIONS),
         f"the adversarial cases that the last model has learnt ({', '.join(learnt)})": learnt,
-        "all 16 cases, half of them friendly": None,
+        "all 16 cases, half of them friendly": (),
     }
 
 
-def report_sizes(runs: Runs, cases: list[str] | None, what: str) -> pd.DataFrame:
+def report_sizes(runs: Runs, cases: tuple[str, ...], what: str) -> pd.DataFrame:
     """Effective sizes and what their curves do."""
     print(f"\nout of domain is {what}")
-    settings = {"cases": cases, "chance": CHANCE}
-    sizes = effective_size(runs.table, runs.full, **settings)
-    print(sizes.drop(columns="std").round(3).to_string(index=False))
-    last = effective_size(runs.table, runs.full, average="seeds-last", **settings)
-    sided = effective_size(runs.table, runs.full, one_sided=True, **settings)
-    strict = effective_size(runs.table, runs.full, monotone=True, **settings)
-    wide = {
-        "default": sizes,
-        "seeds last": last,
-        "one-sided": sided,
-        "monotone": strict,
+    config = SizeConfig(cases=cases, chance=CHANCE)
+    rules = {
+        "default": config,
+        "seeds last": replace(config, average="seeds-last"),
+        "one-sided": replace(config, one_sided=True),
+        "monotone": replace(config, monotone=True),
     }
+    wide = {name: effective_size(runs.table, runs.full, rule) for name, rule in rules.items()}
+    sizes = wide["default"]
+    print(sizes.drop(columns="std").round(3).to_string(index=False))
     columns = {
         name: table.set_index(["target", "checkpoint"])["effective_size"]
         for name, table in wide.items()
     }
     print("\nthe same by other rules")
-    rules = pd.DataFrame(columns).rename_axis(columns="rule").stack().unstack("checkpoint")
+    sized = pd.DataFrame(columns).rename_axis(columns="rule").stack().unstack("checkpoint")
     rows = pd.MultiIndex.from_product([("id", "ood", "mix"), list(wide)])
-    print(rules.reindex(index=rows, columns=list(runs.checkpoints)).round(1).to_string())
+    print(sized.reindex(index=rows, columns=list(runs.checkpoints)).round(1).to_string())
     for target in ("id", "ood", "mix"):
         print(trend(sizes.loc[sizes["target"] == target], target))
     inside, outside = (sizes.loc[sizes["target"] == target] for target in ("id", "ood"))
@@ -177,7 +176,7 @@ def _curve(sizes: pd.DataFrame) -> str:
 
 def report_curves(runs: Runs) -> None:
     """Mean accuracy by checkpoint and sparsity."""
-    table = compare(runs.table, runs.full, cases=list(CONSTRUCTIONS))
+    table = compare(runs.table, runs.full, SizeConfig(cases=tuple(CONSTRUCTIONS)))
     for target, what in (("id", "in domain"), ("ood", "on the 8 adversarial cases")):
         rows = table[table["target"] == target]
         wide = rows.pivot_table(

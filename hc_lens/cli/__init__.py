@@ -1,70 +1,153 @@
 """``hc-lens``: the pipeline from a terminal.
 
-1. Each command is a file here, with the function ``command``; it imports what it needs when it
-   runs, so that ``hc-lens --help`` is quick.
-2. What commands share is in `options` (the options), `settings` (TOML files), `folder` (where
-   results go), `screen` (what is printed where) and `run` (one call, from model to result).
-3. `group` ends every command: exit codes, errors in one line, Ctrl-C.
+1. A command is a function ``run(settings, work)``. Its options are the fields of the settings
+   (`hc_lens.cli.options`); `work` reads models and rows, and keeps and shows the result
+   (`hc_lens.cli.work`).
+2. The commands below are imported when they are called, so that ``hc-lens --help`` is quick. An
+   analysis of another package is found in the entry-point group ``hc_lens.analyses``, which names
+   such a function.
+3. ``--config FILE`` gives values for the options of a command. What stands on the command line
+   wins. A key that the command does not have is an error that names the nearest one.
+4. Every command ends in the same way:
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | input that hc_lens cannot use, a failed check, a full disk, or an unexpected error |
+| 2 | a command line that cannot be read |
+| 130 | Ctrl-C |
+
+``--debug``, before or after the command, shows the traceback of an error instead of one line.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import typer
+from hc_lens.cli.usage import COMMANDS, HELP, UsageError
+from hc_lens.errors import HcLensError
 
-from hc_lens.cli import (
-    analyses,
-    attention,
-    evaluate,
-    finetune,
-    load_check,
-    means,
-    prune,
-    scan,
-    sweep,
-)
-from hc_lens.cli.group import Commands
+GROUP = "hc_lens.analyses"
+"""Entry-point group of the analyses."""
+DEBUG = "--debug"
+INTERRUPTED = 130
 
-app = typer.Typer(
-    name="hc-lens",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text: it comes at once, and an error is one line.
-    rich_markup_mode=None,
-)
+STUDY = ("demo", "study", "report")
+"""The commands that are analyses, under a shorter name."""
 
 
-@app.callback()
-def shared(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of errors; stands anywhere.")
-    ] = False,
-) -> None:
-    """Find, ablate and explain the subnetworks of a fine-tuned language model."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, and end as the table above says."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    code = 1
+    try:
+        code = dispatch([argument for argument in given if argument != DEBUG])
+    except UsageError as error:
+        _say(f"hc-lens: {error}")
+        code = 2
+    except KeyboardInterrupt:
+        # A terminal has written ^C on the line of the progress bar.
+        before = "\n" if sys.stderr.isatty() else ""
+        text = "stopped; what is finished stays, go on with the same command again"
+        _say(f"{before}hc-lens: {text}: {shlex.join(['hc-lens', *given])}")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if DEBUG in given:
+            raise
+        _say(f"hc-lens: {line_of(error)}")
+    sys.exit(code)
 
 
-_OTHER = {"cls": analyses.PassedOn, "add_help_option": False}
+def dispatch(arguments: list[str]) -> int:
+    """Run a command; gives the exit code where the command itself did not fail."""
+    name, *rest = arguments or [""]
+    if name in ("", HELP):
+        sys.stdout.write(_help())
+        return 0 if name else 2
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else "see hc-lens --help"
+        raise UsageError(f"expected a command, got {name!r}; {hint}")
+    if name == "analyse":
+        if not rest or rest[0] == HELP:
+            sys.stdout.write(
+                f"Usage: hc-lens analyse NAME [OPTIONS]\n\n{COMMANDS[name]}\n\n"
+                f"Analyses: {', '.join(sorted(analyses()))}\n"
+            )
+            return 0
+        call(f"analyse {rest[0]}", analysis(rest[0]), rest[1:])
+    elif name in STUDY:
+        call(name, analysis(name), rest)
+    else:
+        module = importlib.import_module(f"hc_lens.cli.{name.replace('-', '_')}")
+        call(name, module.run, rest)
+    return 0
 
-app.command("demo", **_OTHER)(analyses.demo)
-app.command("study", **_OTHER)(analyses.study)
-app.command("report", **_OTHER)(analyses.report)
-for _name, _module in (
-    ("load-check", load_check),
-    ("means", means),
-    ("prune", prune),
-    ("evaluate", evaluate),
-    ("scan", scan),
-    ("sweep", sweep),
-    ("attention", attention),
-    ("finetune", finetune),
-):
-    app.command(_name)(_module.command)
-app.command("analyse", options_metavar="NAME [OPTIONS]", **_OTHER)(analyses.analyse)
+
+def call(command: str, run: Callable[..., None], arguments: Sequence[str]) -> None:
+    """Read the settings of a command and run it; with --help show its options instead."""
+    from hc_lens.cli.parse import parse
+
+    called = parse(command, run, arguments)
+    if called is not None:
+        from hc_lens.cli.work import Work
+
+        run(called.settings, Work(called))
 
 
-def main() -> None:
-    """Run the command line."""
-    app(prog_name="hc-lens")
+def analyses() -> dict[str, Any]:
+    """The entry points of all installed analyses, by name."""
+    from importlib.metadata import entry_points
+
+    return {found.name: found for found in entry_points(group=GROUP)}
+
+
+def analysis(name: str) -> Callable[..., None]:
+    """The function of an analysis; an unknown one is an HcLensError that lists the known ones."""
+    known = analyses()
+    if name not in known:
+        raise HcLensError(
+            f"expected one of the analyses {sorted(known)}, got {name!r}; a package adds its own "
+            f"with an entry point in the group {GROUP}"
+        )
+    return known[name].load()
+
+
+def line_of(error: BaseException) -> str:
+    """One line that says what went wrong."""
+    from hc_lens.records import is_full
+
+    if is_full(error):
+        return (
+            "expected room on the disk, got none left; free some and run the same command again, "
+            "finished work is kept"
+        )
+    text = " ".join(str(error).split())
+    if isinstance(error, HcLensError):
+        return text
+    return f"unexpected {type(error).__name__}: {text}; run again with {DEBUG} to see where"
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {sentence}" for name, sentence in COMMANDS.items()]
+    return (
+        "Usage: hc-lens [OPTIONS] COMMAND [ARGS]...\n\n"
+        "Find, ablate and explain the subnetworks of a fine-tuned language model.\n\n"
+        f"Options:\n  {DEBUG}  Show the traceback of errors; stands anywhere.\n"
+        f"  {HELP}   Show this help, or with a command its options.\n\n"
+        "Commands:\n" + "\n".join(lines) + "\n"
+    )
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from dataclasses import field
 
 from hc_lens.cli import options
-from hc_lens.cli.run import Run
-from hc_lens.cli.settings import Context
+from hc_lens.cli.work import Work
 from hc_lens.errors import HcLensError
 
 PAGE = "attention.html"
 
 
-def command(
-    context: Context,
-    model: options.Model,
-    premise: Annotated[str, typer.Option(help="The first, or only, sentence.")],
-    out: options.Out,
-    hypothesis: Annotated[str | None, typer.Option(help="The second sentence.")] = None,
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=options.split, metavar="A,B,...", help="Such as L4.H0,L2.H5; by default all."
-        ),
-    ] = None,
-    subnetwork: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of hc-lens prune: show the patterns of this subnetwork."),
-    ] = None,
-    means: options.MeansFile = None,
-    device: options.Device = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    config: options.Config = None,
-) -> None:
-    """Draw attention patterns as one HTML file."""
+@options.section()
+class Settings:
+    """Whose attention to what."""
+
+    checkpoint: options.Checkpoint
+    premise: str
+    """The first, or only, sentence."""
+    hypothesis: str | None = None
+    """The second sentence."""
+    heads: options.Names = ()
+    """Heads to draw, such as L4.H0,L2.H5; by default all."""
+    subnetwork: options.Names = ()
+    """Folder of hc-lens prune: show the patterns of this subnetwork."""
+    replacement: options.Replacement = field(default_factory=options.Replacement)
+    output: options.Folder
+
+
+def run(settings: Settings, work: Work) -> None:
+    """Draw the patterns as one page."""
     from hc_lens.show import attention
 
-    run = Run(context, writes=(PAGE,))
-    networks = run.subnetworks()
+    networks = work.subnetworks(settings.subnetwork)
     if len(networks) > 1:
         raise HcLensError(f"expected at most one --subnetwork, got {list(networks)}; choose one")
     network = next(iter(networks.values()), None)
-    hooked = run.model()
-    if not run.begin():
+    model = work.model(settings.checkpoint)
+    if not work.begin():
         return
-    if network is not None and network.model != run.fingerprint:
-        raise HcLensError(
-            f"expected a subnetwork of this model ({run.fingerprint[:8]}), got one of another "
-            f"({network.model[:8]}); load the checkpoint it was found in"
-        )
-    source = None if network is None else run.means(hooked)
-    figure = attention(hooked, premise, hypothesis, heads or None, network, source)
-    page = figure.save(run.folder / PAGE)
-    run.finish(page=str(page), heads=heads or "all", bytes=page.stat().st_size)
+    source = None
+    if network is not None:
+        if network.model != work.fingerprint:
+            raise HcLensError(
+                f"expected a subnetwork of this model ({work.fingerprint[:8]}), got one of another "
+                f"({network.model[:8]}); load the checkpoint it was found in"
+            )
+        source = work.means(model, settings.replacement, subnetworks=settings.subnetwork)
+    heads = list(settings.heads)
+    figure = attention(model, settings.premise, settings.hypothesis, heads or None, network, source)
+    files = work.keep(lambda folder: figure.save(folder / PAGE))
+    work.finish(page=str(work.folder / PAGE), heads=heads or "all", bytes=len(files[PAGE]))

@@ -1,111 +1,109 @@
 """``hc-lens finetune``: a classifier, with evaluations and a checkpoint series.
 
-The folder resumes by itself (`hc_lens.checkpoints`); ``command.toml`` joins it once it is there.
+The run keeps its own folder and resumes by itself (`hc_lens.finetuning`); the settings of the
+command join it once it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import field
+from typing import Annotated
 
 from hc_lens.cli import options
-from hc_lens.cli.folder import write_settings
-from hc_lens.cli.run import Run
-from hc_lens.cli.screen import quiet_reading
-from hc_lens.cli.settings import Context
+from hc_lens.cli.work import SETTINGS, Work, quiet_reading
 from hc_lens.errors import HcLensError
-
-if TYPE_CHECKING:
-    from hc_lens.data import Task
-    from hc_lens.finetune import FinetuneConfig
-
-SETTINGS = (
-    *("steps", "batch_size", "learning_rate", "warmup_steps", "weight_decay", "max_length"),
-    *("checkpoint_every", "evaluation_rows", "seed"),
-)
+from hc_lens.finetuning.config import FinetuneConfig
+from hc_lens.records import MARKER, write_file
 
 
-def command(
-    context: Context,
-    model: Annotated[str, typer.Argument(help="Directory or Hub id of the model to start from.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same folder resumes it.")],
-    task: options.TaskName = "mnli",
-    path: options.RowsPath = None,
-    columns: options.Columns = None,
-    label: options.Label = "label",
-    labels: options.Labels = None,
-    case: options.Case = None,
-    ood: options.Ood = None,
-    ood_path: options.OodPath = None,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="Begin from the paper's settings for this task.")
-    ] = False,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate.")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="Steps of the warm-up.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's weight decay.")] = None,
-    max_length: options.MaxLength = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    evaluation_rows: Annotated[
-        int | None, typer.Option(help="Score at most this many rows of each task.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides new weights, order, dropout.")] = None,
-    device: options.Device = None,
-    as_json: options.Json = False,
-    config: options.Config = None,
-) -> None:
-    """Fine-tune a classifier, with a series of checkpoints."""
-    from hc_lens.checkpoints import RUN
-    from hc_lens.finetune import finetune
+@options.changes(FinetuneConfig, title="Training")
+class Training:
+    """Settings of fine-tuning."""
 
-    chosen = finetune_config(context.params)
-    run = Run(context, checks=False)
-    rows = options.rows(run.values).read()
-    evaluation = {"id": (rows, held_out(rows)[0])} if held_out(rows) else {}
-    if ood is not None:
-        # The organism's own rows out of domain, for whoever names it twice.
-        named = "organism-ood" if ood == "organism" else ood
-        spec = options.ood({**run.values, "ood": named})
-        assert spec is not None
-        other = spec.read()
-        evaluation["ood"] = (other, (held_out(other) or list(other.splits))[0])
-    run.screen.note(f"fine-tuning {model} on {rows.name} for {chosen.steps} steps")
-    new = not (out / RUN).exists()
+
+@options.section("Rows")
+class WholeTask(options.Rows):
+    """A task that is read whole."""
+
+    task: str = "mnli"
+    split: Annotated[str | None, options.Hidden] = None
+    limit: Annotated[int | None, options.Hidden] = None
+    max_length: Annotated[int | None, options.Hidden] = None
+    token_budget: Annotated[int, options.Hidden] = 4096
+    seed: Annotated[int, options.Hidden] = 0
+
+
+@options.section("Out of domain")
+class WholeOod(options.Ood):
+    """A second task that is read whole."""
+
+    ood_limit: Annotated[int | None, options.Hidden] = None
+
+
+@options.section("Training")
+class Preset:
+    """Where the settings of fine-tuning begin."""
+
+    paper: bool = False
+    """Begin from the paper's settings for this task."""
+
+
+@options.section()
+class Settings:
+    """What is trained on what."""
+
+    model: str = field(kw_only=False)
+    """Directory or Hub id of the model to start from."""
+    device: str | None = None
+    """Where it runs: cpu, cuda, ..."""
+    rows: WholeTask = field(default_factory=WholeTask)
+    ood: WholeOod = field(default_factory=WholeOod)
+    preset: Preset = field(default_factory=Preset)
+    training: Training = field(default_factory=Training)
+    output: options.Folder
+    table: options.Table = field(default_factory=options.Table)
+
+    def config(self) -> FinetuneConfig:
+        """How to train, from the paper's settings with --paper."""
+        changed = options.given(self.training)
+        if self.preset.paper:
+            return FinetuneConfig.paper(self.rows.task, **changed)
+        if "steps" not in changed:
+            raise HcLensError("expected --steps or --paper, got neither; say how long to train")
+        return FinetuneConfig(**changed)
+
+
+def run(settings: Settings, work: Work) -> None:
+    """Fine-tune a classifier, or go on with it."""
+    from hc_lens.finetuning.checkpoints import KIND
+    from hc_lens.finetuning.train import finetune
+
+    config = settings.config()
+    task = settings.rows.read()
+    evaluation = {}
+    if task.held_out_split() != task.training_split():
+        evaluation["id"] = (task, task.held_out_split())
+    other = settings.ood.spec(settings.rows)
+    if other is not None:
+        second = other.read()
+        evaluation["ood"] = (second, other.split or second.held_out_split())
+    work.note(f"fine-tuning {settings.model} on {task.name} for {config.steps} steps")
+    work.give_up(KIND, "optimizer")
+    new = not (work.folder / MARKER).exists()
     try:
-        with quiet_reading(run.progress):
+        with quiet_reading(work.progress):
             result = finetune(
-                model,
-                rows,
-                out,
-                chosen,
+                settings.model,
+                task,
+                work.folder,
+                config,
                 evaluation=evaluation,
-                device=device,
-                progress=run.progress,
+                device=settings.device,
+                progress=work.progress,
             )
     finally:
         # A folder of another run, which was refused, keeps its own settings.
-        if new and (out / RUN).is_file():
-            write_settings(out, run.settings)
+        if new and (work.folder / MARKER).is_file():
+            write_file(work.folder / SETTINGS, work.settings_text())
     last = result.history.loc[result.history["step"] == result.steps[-1]]
-    run.finish(last, checkpoints=list(result.steps))
-
-
-def held_out(task: Task) -> list[str]:
-    """The splits of a task that are not for training."""
-    return [split for split in task.splits if split.startswith(("validation", "dev", "test"))]
-
-
-def finetune_config(values: Mapping[str, Any]) -> FinetuneConfig:
-    """The settings of the options, from the paper's with --paper."""
-    from hc_lens.finetune import FinetuneConfig
-
-    changes = {name: values[name] for name in SETTINGS if values.get(name) is not None}
-    if values.get("paper"):
-        return FinetuneConfig.paper(values["task"], **changes)
-    if "steps" not in changes:
-        raise HcLensError("expected --steps or --paper, got neither; say how long to train")
-    return FinetuneConfig(**changes)
+    work.finish(last, checkpoints=list(result.steps))

@@ -7,16 +7,20 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from hc_lens.cli import options
-from hc_lens.cli.run import Run
-from hc_lens.cli.settings import Context
+from hc_lens.cli.work import Work
+from hc_lens.data.specs import ORGANISM
 from hc_lens.errors import HcLensError
-from hc_lens.spec import ORGANISM
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from hc_lens.models.loading import HookedModel
 
 PAIRS = (
     ("the old doctor saw the judge near the lawyer .", "the doctor saw the judge ."),
@@ -27,28 +31,32 @@ PAIRS = (
 """The texts: pairs of unequal length."""
 
 
-def command(
-    context: Context,
-    model: options.Model,
-    tolerance: Annotated[float, typer.Option(help="Largest difference that passes.")] = 1e-4,
-    device: options.Device = None,
-    as_json: options.Json = False,
-    config: options.Config = None,
-) -> None:
-    """Does a checkpoint load, with Hugging Face's logits?"""
+@options.section()
+class Settings:
+    """Which checkpoint."""
+
+    checkpoint: options.Checkpoint
+    tolerance: float = 1e-4
+    """Largest difference that passes."""
+    output: options.Output = field(default_factory=options.Output)
+
+
+def run(settings: Settings, work: Work) -> None:
+    """Compare the logits of a checkpoint with Hugging Face's."""
     from hc_lens.units import UnitSpace
 
-    run = Run(context)
-    hooked: Any = run.model()
-    difference = largest_difference(hooked, place_of(model))
+    name, tolerance = settings.checkpoint.model, settings.tolerance
+    model: Any = work.model(settings.checkpoint)
+    work.begin(resumes=True)
+    difference = largest_difference(model, folder_of(name))
     passed = difference <= tolerance
-    run.finish(
-        checkpoint=model,
-        kind=type(hooked).__name__,
-        fingerprint=run.fingerprint,
-        labels={str(place): name for place, name in (hooked.labels or {}).items()},
-        units=str(UnitSpace.of(hooked)),
-        context=f"{hooked.cfg.n_ctx} tokens",
+    work.finish(
+        checkpoint=name,
+        kind=type(model).__name__,
+        fingerprint=work.fingerprint,
+        labels={str(index): label for index, label in (model.labels or {}).items()},
+        units=str(UnitSpace.of(model)),
+        context=f"{model.cfg.n_ctx} tokens",
         texts=len(PAIRS),
         largest_logit_difference=difference,
         tolerance=tolerance,
@@ -61,7 +69,7 @@ def command(
         )
 
 
-def place_of(name: str) -> str:
+def folder_of(name: str) -> str:
     """Where Hugging Face finds the checkpoint that a model string names."""
     from hc_lens import organism
 
@@ -72,25 +80,26 @@ def place_of(name: str) -> str:
     return str(organism.WEIGHTS / f"step-{int(step) if step else organism.steps()[-1]:05d}")
 
 
-def largest_difference(hooked: Any, place: str) -> float:
+def largest_difference(model: HookedModel, folder: str) -> float:
     """Largest difference of a logit between a hooked model and Hugging Face's own, on `PAIRS`."""
     import torch
 
     from hc_lens.models import encode, mask_of
+    from hc_lens.models.inputs import tokenizer_of
 
-    inputs = encode(hooked, list(PAIRS))
+    inputs = encode(model, list(PAIRS))
     with torch.no_grad():
-        ours = hooked(**inputs).double().cpu()
+        ours = model(**inputs).double().cpu()
     mask = mask_of(inputs).bool().cpu()
     largest = 0.0
-    for row, theirs in enumerate(_reference_logits(hooked.tokenizer, place)):
+    for row, theirs in enumerate(_reference_logits(tokenizer_of(model), folder)):
         # A language model has logits at every token, and none that matter at pads.
         own = ours[row] if ours.ndim == 2 else ours[row][mask[row]]
         largest = max(largest, (own - theirs).abs().max().item())
     return largest
 
 
-def _reference_logits(tokenizer: Any, place: str) -> list[Any]:
+def _reference_logits(tokenizer: PreTrainedTokenizerBase, folder: str) -> list[Tensor]:
     """Hugging Face's logits of each pair, alone and without padding."""
     import torch
     import transformers
@@ -98,14 +107,14 @@ def _reference_logits(tokenizer: Any, place: str) -> list[Any]:
     from hc_lens.models.quiet import quiet
 
     with quiet(), torch.no_grad():
-        architecture = (transformers.AutoConfig.from_pretrained(place).architectures or [""])[0]
+        architecture = (transformers.AutoConfig.from_pretrained(folder).architectures or [""])[0]
         classifies = architecture.endswith("ForSequenceClassification")
         auto: Any = (
             transformers.AutoModelForSequenceClassification
             if classifies
             else transformers.AutoModelForCausalLM
         )
-        reference = auto.from_pretrained(place).float().eval()
+        reference = auto.from_pretrained(folder).float().eval()
         names = {"input_ids", "attention_mask", "token_type_ids"} & set(tokenizer.model_input_names)
         logits = []
         for pair in PAIRS:

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from typing import Literal
 
 from hc_lens.cli import options
-from hc_lens.cli.run import MEANS, Run
-from hc_lens.cli.settings import Context
+from hc_lens.cli.work import MEANS, Work
 
 
-def command(
-    context: Context,
-    model: options.Model,
-    task: options.TaskName,
-    out: options.Out,
-    path: options.RowsPath = None,
-    split: options.Split = None,
-    limit: options.Limit = None,
-    by: Annotated[str, typer.Option(help="token, or position for one mean a place.")] = "token",
-    max_length: options.MaxLength = None,
-    token_budget: options.TokenBudget = 4096,
-    seed: options.Seed = 0,
-    columns: options.Columns = None,
-    label: options.Label = "label",
-    labels: options.Labels = None,
-    case: options.Case = None,
-    device: options.Device = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    config: options.Config = None,
-) -> None:
-    """Collect the mean activations of all heads and MLPs."""
-    from hc_lens.means import collect_means
+@options.section()
+class Settings:
+    """Which means."""
 
-    run = Run(context, writes=(MEANS,))
-    hooked = run.model()
-    batches = run.rows(hooked, options.rows(run.values))
-    if not run.begin():
+    checkpoint: options.Checkpoint
+    rows: options.Rows
+    by: Literal["token", "position"] = "token"
+    """One mean over all tokens, or one for each position."""
+    output: options.Folder
+
+
+def run(settings: Settings, work: Work) -> None:
+    """Collect means and write them."""
+    from hc_lens.masks.means import collect_means
+
+    model = work.model(settings.checkpoint)
+    batches = work.rows(model, settings.rows)
+    if not work.begin():
         return
-    means = collect_means(hooked, batches, by=by, progress=run.progress)
-    run.finish(
-        means=str(run.save_means(means)),
+    means = collect_means(model, batches, by=settings.by, progress=work.progress)
+    work.keep_means(means)
+    work.finish(
+        means=str(work.folder / MEANS),
         by=means.by,
         rows=means.n_rows,
         tokens=means.n_tokens,

@@ -1,19 +1,20 @@
 """Tokenised rows into batches of about equal length.
 
-1. Sort the rows by their number of tokens; rows of one length stand in an order drawn from the
-   seed.
+1. Sort the rows by their number of tokens; rows of one length are in an order drawn
+   from the seed.
 2. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token
    budget, or before more than a tenth of it is padding.
 3. Shuffle the batches with the same seed.
 4. Pad a batch to its own longest row, no further.
 5. `Batches.restore` undoes the order: each batch knows the positions of its rows in the split.
+6. `Batches.limited` and `Batches.of_cases` choose rows from batches that are already made: the
+   batches keep their order and their width, and the rows that were not chosen drop out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from datasets import Dataset
@@ -21,7 +22,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
-from hc_lens.models.inputs import mask_of, name_inputs, pad, pad_id
+from hc_lens.models.inputs import Padding, mask_of
+from hc_lens.protocols import BatchesLike
+from hc_lens.records import digest
 
 MOST_PADDING = 0.1
 """Largest share of padding in a batch."""
@@ -50,42 +53,18 @@ class Batch:
         """The 0/1 attention mask, whatever the model calls it."""
         return mask_of(self.inputs)
 
+    def take(self, indices: Sequence[int]) -> Batch:
+        """Some rows of the batch, by their indices, padded as they are here."""
+        at = torch.tensor(indices, device=self.rows.device)
+        return Batch(
+            {name: tensor[at] for name, tensor in self.inputs.items()},
+            self.labels[at],
+            tuple(self.cases[index] for index in indices),
+            self.rows[at],
+        )
+
     def __len__(self) -> int:
         return len(self.cases)
-
-
-@dataclass(frozen=True)
-class Padding:
-    """How the rows of a batch are made equally long for one model."""
-
-    value: int
-    """Token id to fill with."""
-    side: str
-    """Side to fill on, ``"left"`` or ``"right"``."""
-    mask_name: str
-    """What the model's ``forward`` calls the attention mask."""
-    token_types: bool
-    """Whether the model takes token types."""
-
-    @classmethod
-    def of(cls, model: Any, side: str) -> Padding:
-        """The padding that a model takes."""
-        # One token tells how this model names its inputs, without holding on to its weights.
-        one = torch.ones(1, 1, dtype=torch.long)
-        named = name_inputs(model, one, one, one)
-        (mask_name,) = set(named) - {"input", "token_type_ids"}
-        return cls(pad_id(model), side, mask_name, "token_type_ids" in named)
-
-    def __call__(self, columns: Mapping[str, list[list[int]]]) -> dict[str, Tensor]:
-        """The model's keyword arguments for some tokenised rows."""
-        ids = columns["input_ids"]
-        inputs = {
-            "input": pad(ids, self.value, self.side),
-            self.mask_name: pad([[1] * len(row) for row in ids], 0, self.side),
-        }
-        if self.token_types and "token_type_ids" in columns:
-            inputs["token_type_ids"] = pad(columns["token_type_ids"], 0, self.side)
-        return inputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,11 +92,11 @@ class Batches:
     _cases: tuple[str, ...]
     """Case of each row, in the order of `rows`."""
     _order: tuple[tuple[int, ...], ...]
-    """Places in `rows` of each batch's rows."""
+    """Indices in `rows` of each batch's rows."""
+    _widths: tuple[int, ...]
+    """Number of tokens to which each batch is padded."""
     _padding: Padding
-    """How to make a batch's rows equally long."""
-    _cfg: Any
-    """The model's config, which knows the device that the model is on."""
+    """How the rows of a batch become the model's inputs."""
 
     @property
     def n_rows(self) -> int:
@@ -127,9 +106,8 @@ class Batches:
     @property
     def padding(self) -> float:
         """Share of padding among all tokens of one pass."""
-        lengths = self._tokens["length"][:]
-        padded = sum(len(batch) * max(lengths[row] for row in batch) for batch in self._order)
-        return 1 - sum(lengths) / padded
+        padded = sum(len(b) * width for b, width in zip(self._order, self._widths, strict=True))
+        return 1 - sum(self._tokens["length"][:]) / padded
 
     def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
         """Task label of the largest logit: for HANS neutral and contradiction are both 1."""
@@ -153,16 +131,51 @@ class Batches:
                 f"{len(flat)} in {len(values)} batches; collect the results of a whole pass"
             )
         restored = torch.empty_like(flat)
-        places = [row for batch in self._order for row in batch]
-        restored[torch.tensor(places, device=flat.device)] = flat
+        order = [index for batch in self._order for index in batch]
+        restored[torch.tensor(order, device=flat.device)] = flat
         return restored
 
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._order:
-            yield self.gather(list(batch))
+    def limited(self, n: int | None, seed: int = 0) -> Batches:
+        """At most `n` of the rows: a sample that depends on the seed alone, not on the batches."""
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+            raise HcLensError(f"expected limit as a positive number of rows, got {n!r}; raise it")
+        if n is None or n >= self.n_rows:
+            return self
+        return self._chosen(sample(self.n_rows, n, seed))
 
-    def __getitem__(self, place: int) -> Batch:
-        return self.gather(list(self._order[place]))
+    def of_cases(self, *cases: str) -> Batches:
+        """The rows of some cases."""
+        unknown = [case for case in cases if case not in self._cases]
+        if unknown or not cases:
+            raise HcLensError(
+                f"expected a case among {sorted(set(self._cases))}, got "
+                f"{unknown[0] if unknown else 'none'!r}; choose one"
+            )
+        chosen = [index for index, case in enumerate(self._cases) if case in cases]
+        return replace(self._chosen(chosen), name=f"{self.name}/{'+'.join(cases)}")
+
+    def _chosen(self, indices: list[int]) -> Batches:
+        """The rows at some indices of `rows`, in the batches in which they are now."""
+        index_of = {old: new for new, old in enumerate(indices)}
+        kept = [tuple(index_of[i] for i in batch if i in index_of) for batch in self._order]
+        rows = self.rows[indices]
+        return replace(
+            self,
+            fingerprint=digest(self.fingerprint, rows.tolist()),
+            rows=rows,
+            _tokens=self._tokens.select(indices),
+            _gold=self._gold[indices],
+            _cases=tuple(self._cases[index] for index in indices),
+            _order=tuple(batch for batch in kept if batch),
+            _widths=tuple(w for w, batch in zip(self._widths, kept, strict=True) if batch),
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.gather(self._order[index], self._widths[index])
 
     def __len__(self) -> int:
         return len(self._order)
@@ -173,16 +186,13 @@ class Batches:
             f"{self.padding:.1%} padding, {self.n_truncated} truncated, {self.n_dropped} dropped)"
         )
 
-    def gather(self, places: list[int]) -> Batch:
-        """One batch of any rows, by their places in `rows`."""
-        inputs = self._padding(self._tokens[places])
-        device = self._cfg.device
-        return Batch(
-            {name: tensor.to(device) for name, tensor in inputs.items()},
-            self._gold[places].to(device),
-            tuple(self._cases[place] for place in places),
-            self.rows[places].to(device),
-        )
+    def gather(self, indices: Sequence[int], width: int | None = None) -> Batch:
+        """One batch of any rows, by their indices in `rows`; as wide as its longest row."""
+        at = list(indices)
+        inputs = self._padding(self._tokens[at], width)
+        device = inputs["input"].device
+        cases = tuple(self._cases[index] for index in at)
+        return Batch(inputs, self._gold[at].to(device), cases, self.rows[at].to(device))
 
     def _to_task(self, logits: Tensor) -> Tensor:
         if not self.labels or logits.shape[-1] != len(self.to_task):
@@ -192,6 +202,25 @@ class Batches:
                 "with labels"
             )
         return self.to_task.to(logits.device)
+
+
+def named_batches(datasets: BatchesLike | Mapping[str, BatchesLike]) -> dict[str, BatchesLike]:
+    """Batches by name, from a mapping or from batches alone; each must have rows."""
+    if isinstance(datasets, Mapping):
+        named = dict(datasets)
+    else:
+        named = {getattr(datasets, "name", "rows"): datasets}
+    for batches in named.values():
+        if not all(hasattr(batches, name) for name in ("predictions", "log_probs")):
+            raise HcLensError(
+                "expected batches by name such as {'mnli': task.batches(model)}, got a "
+                f"{type(batches).__name__}; make batches with task.batches(model, ...)"
+            )
+    empty = [name for name, batches in named.items() if len(batches) == 0]
+    if empty or not named:
+        what = f"none in {empty[0]!r}" if empty else "no dataset"
+        raise HcLensError(f"expected rows in every dataset, got {what}; check the split")
+    return named
 
 
 def sample(n_rows: int, limit: int | None, seed: int) -> list[int]:
@@ -222,4 +251,4 @@ def bucket(lengths: Sequence[int], token_budget: int, seed: int) -> list[list[in
             real = lengths[row]
         batches[-1].append(row)
     order = torch.randperm(len(batches), generator=generator).tolist()
-    return [batches[place] for place in order]
+    return [batches[index] for index in order]

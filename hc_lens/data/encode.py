@@ -11,10 +11,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,127 +20,104 @@ from datasets import Dataset, config
 
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import is_encoder, tokenizer_of
+from hc_lens.protocols import Model
+from hc_lens.records import digest
 
-# Raise it when the columns of a cached table change, so that older files are not read.
 _FORMAT = 1
+"""Format of a cached table; raised when its columns change, so that older files are not read."""
 
 
-def digest(parts: Iterable[Any]) -> str:
-    """A content hash of strings and numbers, stable across processes."""
-    sha = hashlib.sha256()
-    for part in parts:
-        data = str(part).encode("utf-8", "surrogatepass")
-        # The length keeps ("ab", "c") apart from ("a", "bc").
-        sha.update(len(data).to_bytes(8, "little") + data)
-    return sha.hexdigest()[:32]
+def tokenise(
+    model: Model, texts: Dataset, where: str, max_length: int | None, separator: str | None
+) -> tuple[Dataset, str]:
+    """The token ids of rows of one or two texts, memory-mapped, and their name in the cache."""
+    tokenizer, columns = tokenizer_of(model), texts.column_names
+    _check_settings(model, len(columns), max_length, separator)
+    limit = max_length or min(model.cfg.n_ctx, tokenizer.model_max_length)
+    settings = [_FORMAT, limit, max_length is not None, separator]
+    key = digest(_identity(tokenizer), settings, *(texts[column][:] for column in columns))
+    folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table = texts.map(
+            partial(_encode, tokenizer, separator, limit, max_length is not None),
+            batched=True,
+            input_columns=columns,
+            remove_columns=columns,
+            cache_file_name=str(folder / f"{key}.arrow"),
+            new_fingerprint=key,
+            desc=f"tokenising {where}",
+        )
+    except OSError as error:
+        raise HcLensError(
+            f"expected to write token ids to {str(folder)!r}, got {error}; "
+            "name a folder that can be written with the variable HF_DATASETS_CACHE"
+        ) from error
+    _check_lengths(table["length"][:], limit, where)
+    return table, key
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """How the texts of a row become token ids for one model."""
-
-    tokenizer: Any
-    """The model's tokenizer."""
-    limit: int
-    """Longest row in tokens."""
-    truncate: bool
-    """Whether a longer row is cut; otherwise it is an error."""
-    separator: str | None
-    """Text between the two texts of a pair; None leaves the pair to the tokenizer."""
-
-    @classmethod
-    def of(cls, model: Any, n_texts: int, max_length: int | None, separator: str | None) -> Encoder:
-        """The encoder for a model; settings the model cannot take are an HcLensError."""
-        tokenizer = tokenizer_of(model)
-        if separator is not None and (n_texts == 1 or is_encoder(model)):
-            raise HcLensError(
-                f"expected separator= only for pairs on a decoder, got {separator!r} for "
-                f"{'single texts' if n_texts == 1 else 'an encoder, which has its own'}; "
-                "leave separator= out"
-            )
-        context = int(model.cfg.n_ctx)
-        if max_length is None:
-            return cls(tokenizer, min(context, tokenizer.model_max_length), False, separator)
-        special = tokenizer.num_special_tokens_to_add(pair=n_texts == 2 and separator is None)
-        if not special + n_texts <= max_length <= context:
-            raise HcLensError(
-                f"expected max_length from {special + n_texts} (special tokens and one token of "
-                f"each text) to {context} (the model's context), got {max_length}; "
-                "choose one in between"
-            )
-        return cls(tokenizer, max_length, True, separator)
-
-    def __call__(self, *texts: list[str]) -> dict[str, list]:
-        """Token ids, their number, and whether the row was cut, for each row of texts."""
-        if self.separator is not None:
-            texts = ([self.separator.join(pair) for pair in zip(*texts, strict=True)],)
-        # Not `truncation=True` at once: the tokenizer does not tell which rows it cut.
-        whole = self.tokenizer(*texts, truncation=False, verbose=False)
-        columns = {key: whole[key] for key in ("input_ids", "token_type_ids") if key in whole}
-        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > self.limit]
-        if long and self.truncate:
-            chosen = [[column[i] for i in long] for column in texts]
-            cut = self.tokenizer(*chosen, truncation=True, max_length=self.limit)
-            for key, rows in columns.items():
-                for place, row in zip(long, cut[key], strict=True):
-                    rows[place] = row
-        cut_rows = set(long)
-        columns["long"] = [place in cut_rows for place in range(len(columns["input_ids"]))]
-        columns["length"] = [len(ids) for ids in columns["input_ids"]]
-        return columns
-
-    def key(self, rows: Dataset, columns: tuple[str, ...]) -> str:
-        """A hash of the texts and of everything that decides their token ids."""
-        settings = [_FORMAT, len(columns), self.limit, self.truncate, repr(self.separator)]
-        texts = (text for column in columns for text in rows[column][:])
-        return digest([*_identity(self.tokenizer), *settings, *texts])
-
-    def table(self, rows: Dataset, columns: tuple[str, ...], key: str, where: str) -> Dataset:
-        """The token ids of all rows, memory-mapped from the cache, where `key` names them."""
-        folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            table = rows.select_columns(list(columns)).map(
-                self,
-                batched=True,
-                input_columns=list(columns),
-                remove_columns=list(columns),
-                cache_file_name=str(folder / f"{key}.arrow"),
-                new_fingerprint=key,
-                desc=f"tokenising {where}",
-            )
-        except OSError as error:
-            raise HcLensError(
-                f"expected to write token ids to {str(folder)!r}, got {error}; "
-                "name a folder that can be written with the variable HF_DATASETS_CACHE"
-            ) from error
-        self._check(table, where)
-        return table
-
-    def _check(self, table: Dataset, where: str) -> None:
-        lengths = table["length"][:]
-        n_long = sum(length > self.limit for length in lengths)
-        if n_long:
-            raise HcLensError(
-                f"expected rows of at most {self.limit} tokens (the context of the model and its "
-                f"tokenizer), got {n_long} longer rows in {where}, the longest of {max(lengths)}; "
-                f"cut them with max_length={self.limit} or less"
-            )
-        if min(lengths) == 0:
-            raise HcLensError(
-                f"expected at least one token in each row, got {lengths.count(0)} rows without "
-                f"text in {where}; remove the empty rows"
-            )
+def _encode(
+    tokenizer: Any, separator: str | None, limit: int, truncate: bool, *texts: list[str]
+) -> dict[str, list[Any]]:
+    """Token ids, their number, and whether the row is too long, for each row of texts."""
+    if separator is not None:
+        texts = ([separator.join(pair) for pair in zip(*texts, strict=True)],)
+    # Not `truncation=True` at once, as the tokenizer does not say which rows it cut.
+    whole = tokenizer(*texts, truncation=False, verbose=False)
+    columns = {key: whole[key] for key in ("input_ids", "token_type_ids") if key in whole}
+    too_long = [len(ids) > limit for ids in columns["input_ids"]]
+    if truncate and any(too_long):
+        at = [index for index, long in enumerate(too_long) if long]
+        chosen = [[column[index] for index in at] for column in texts]
+        cut = tokenizer(*chosen, truncation=True, max_length=limit)
+        for key, rows in columns.items():
+            for index, row in zip(at, cut[key], strict=True):
+                rows[index] = row
+    return {**columns, "long": too_long, "length": [len(ids) for ids in columns["input_ids"]]}
 
 
-def _identity(tokenizer: Any) -> list[str]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+def _check_settings(
+    model: Model, n_texts: int, max_length: int | None, separator: str | None
+) -> None:
+    if separator is not None and (n_texts == 1 or is_encoder(model)):
+        raise HcLensError(
+            f"expected separator= only for pairs on a decoder, got {separator!r} for "
+            f"{'single texts' if n_texts == 1 else 'an encoder, which has its own'}; "
+            "leave separator= out"
+        )
+    pair = n_texts == 2 and separator is None
+    least = tokenizer_of(model).num_special_tokens_to_add(pair=pair) + n_texts
+    if max_length is not None and not least <= max_length <= model.cfg.n_ctx:
+        raise HcLensError(
+            f"expected max_length from {least} (special tokens and one token of each text) to "
+            f"{model.cfg.n_ctx} (the model's context), got {max_length}; choose one in between"
+        )
+
+
+def _check_lengths(lengths: list[int], limit: int, where: str) -> None:
+    n_long = sum(length > limit for length in lengths)
+    if n_long:
+        raise HcLensError(
+            f"expected rows of at most {limit} tokens (the context of the model and its "
+            f"tokenizer), got {n_long} longer rows in {where}, the longest of {max(lengths)}; "
+            f"cut them with max_length={limit} or less"
+        )
+    if min(lengths) == 0:
+        raise HcLensError(
+            f"expected at least one token in each row, got {lengths.count(0)} rows without "
+            f"text in {where}; remove the empty rows"
+        )
+
+
+def _identity(tokenizer: Any) -> list[Any]:
+    """Everything in a tokenizer that decides the token ids, as plain values."""
+    kind, backend = type(tokenizer).__name__, getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        parts = json.dumps([tokenizer.get_vocab(), tokenizer.special_tokens_map], sort_keys=True)
-        return [type(tokenizer).__name__, parts]
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        return [kind, tokenizer.get_vocab(), special]
     state = json.loads(backend.to_str())
     # Every call rewrites these two; the ids depend on our own settings only.
     for key in ("truncation", "padding"):
         state.pop(key, None)
-    side = tokenizer.truncation_side
-    return [type(tokenizer).__name__, side, json.dumps(state, sort_keys=True)]
+    return [kind, tokenizer.truncation_side, state]

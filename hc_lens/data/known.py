@@ -1,17 +1,29 @@
 """The tasks that `Task.named` knows: where their rows are, and what their columns are called.
 
 Public copies of one task differ in column names and write labels as names or as integers. The
-table below holds the names in use and the order of the integers, as the Hub documents them.
+table below holds the names in use and the order of the integers, as the Hub documents them. Nothing
+here imports the libraries that read rows, so that a command line can list the names at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hc_lens.data.rows import Layout
-from hc_lens.errors import HcLensError
 
-_IDS = ("pairID", "id", "idx", "index")
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a source table hold a task's texts, label, case and id."""
+
+    texts: tuple[tuple[str, ...], ...]
+    """Names that the texts may have; the first that are there win, the first of all stay."""
+    label: tuple[str, ...] = ()
+    """Names that the label may have; empty for rows without labels."""
+    case: tuple[tuple[str, ...], ...] = ()
+    """Columns that, joined by an underscore, name the case; the first that are there win."""
+    id: tuple[str, ...] = ("pairID", "id", "idx", "index")
+    """Names that the row's own id may have; without one the row's position is its id."""
+    byte_literals: bool = False
+    """Whether a text may be a Python byte literal, as the script that makes PAWS-QQP writes it."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +44,22 @@ class Known:
     """What to do when the Hub cannot give the rows."""
 
 
-def _inference(case: tuple[tuple[str, ...], ...] = ()) -> Layout:
-    texts = (("premise", "hypothesis"), ("sentence1", "sentence2"))
-    return Layout(texts[0], texts, ("gold_label", "label"), case, _IDS)
-
-
-def _questions(byte_literals: bool = False) -> Layout:
-    texts = (("question1", "question2"), ("sentence1", "sentence2"))
-    return Layout(texts[0], texts, ("is_duplicate", "label"), (), _IDS, byte_literals)
-
-
 _NLI = ("entailment", "neutral", "contradiction")
+_INFERENCE = Layout(
+    texts=(("premise", "hypothesis"), ("sentence1", "sentence2")), label=("gold_label", "label")
+)
 _DUPLICATE = ("not_duplicate", "duplicate")
+_QUESTIONS = Layout(
+    texts=(("question1", "question2"), ("sentence1", "sentence2")), label=("is_duplicate", "label")
+)
 
 KNOWN = {
-    "mnli": Known(_NLI, _inference(), "nyu-mll/glue", "mnli"),
-    "snli": Known(_NLI, _inference(), "stanfordnlp/snli"),
-    "qqp": Known(_DUPLICATE, _questions(), "nyu-mll/glue", "qqp"),
+    "mnli": Known(_NLI, _INFERENCE, "nyu-mll/glue", "mnli"),
+    "snli": Known(_NLI, _INFERENCE, "stanfordnlp/snli"),
+    "qqp": Known(_DUPLICATE, _QUESTIONS, "nyu-mll/glue", "qqp"),
     "hans": Known(
         ("entailment", "non-entailment"),
-        _inference(case=(("heuristic", "subcase"), ("case",))),
+        replace(_INFERENCE, case=(("heuristic", "subcase"), ("case",))),
         "jhu-cogsci/hans",
         # The main branch holds a loading script, which datasets >= 4 does not run.
         revision="refs/convert/parquet",
@@ -59,19 +67,9 @@ KNOWN = {
     ),
     "paws-qqp": Known(
         _DUPLICATE,
-        _questions(byte_literals=True),
+        replace(_QUESTIONS, byte_literals=True),
         None,
         remedy="make the files with github.com/google-research-datasets/paws (the licence of QQP "
         "does not let them be published) and pass path= with the file or folder",
     ),
 }
-
-
-def known(name: str) -> Known:
-    """The named task; an unknown name is an HcLensError that lists the known ones."""
-    if name not in KNOWN:
-        raise HcLensError(
-            f"expected one of the named tasks {', '.join(KNOWN)}, got {name!r}; read other rows "
-            "with Task.from_files, Task.from_hub or Task.from_rows"
-        )
-    return KNOWN[name]

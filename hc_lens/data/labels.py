@@ -56,7 +56,7 @@ def check_names(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a label as it stands in a file says that the row has none."""
+    """Whether a label as written in a file says that the row has none."""
     return _text(value) in _NO_GOLD
 
 
@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
 
 
 def label_id(value: Any, labels: Sequence[str]) -> int:
-    """Index in `labels` of a label as it stands in a file; `NO_LABEL` if the row has none."""
+    """Index in `labels` of a label as written in a file; `NO_LABEL` if the row has none."""
     text = _text(value)
     names = [fold(label) for label in labels]
     if fold(text) in names:
@@ -84,40 +84,26 @@ def label_id(value: Any, labels: Sequence[str]) -> int:
     )
 
 
-def align(
-    model_labels: Mapping[int, str], task_labels: Sequence[str], names: Sequence[str] | None = None
-) -> list[int]:
-    """Task label id of each model label id, by name; `names` replaces the model's own names."""
-    own = [model_labels[place] for place in sorted(model_labels)]
-    if names is not None:
-        names = check_names(names)
-        if own and len(names) != len(own):
-            raise HcLensError(
-                f"expected labels=[...] with one name for each of the model's {len(own)} labels, "
-                f"got {list(names)}; name them in the order of the model's logits"
-            )
-    given = own if names is None else list(names)
-    targets = {fold(label): place for place, label in enumerate(task_labels)}
+def align(model_labels: Mapping[int, str], task_labels: Sequence[str]) -> list[int]:
+    """Task label id of each model label id, by name."""
+    given = [model_labels[index] for index in sorted(model_labels)]
+    targets = {fold(label): index for index, label in enumerate(task_labels)}
     collapsed = _COLLAPSED if set(targets) == _TWO_WAY else {}
     folded = [fold(name) for name in given]
     mapped = [targets.get(collapsed.get(name, name), NO_LABEL) for name in folded]
     if given and NO_LABEL not in mapped and set(mapped) == set(targets.values()):
         return mapped
-    raise HcLensError(_mismatch(given, task_labels, mapped))
-
-
-def _mismatch(given: Sequence[str], task_labels: Sequence[str], mapped: Sequence[int]) -> str:
     expected = f"expected model labels that name the task's labels {list(task_labels)}, got "
-    if not given or all(_PLACEHOLDER.fullmatch(fold(name)) for name in given):
-        shown = f"the placeholders {list(given)}" if given else "a model without label names"
-        return (
-            f"{expected}{shown}; say what the model's logits mean with "
-            "task.batches(model, labels=[...]), the names in the order of the logits"
+    if all(_PLACEHOLDER.fullmatch(name) for name in folded):
+        shown = f"the placeholders {given}" if given else "a model without label names"
+        raise HcLensError(
+            f"{expected}{shown}; say what the model's logits mean with hc.load(..., labels=[...]), "
+            "the names in the order of the logits"
         )
-    strange = [name for name, place in zip(given, mapped, strict=True) if place == NO_LABEL]
-    absent = [label for place, label in enumerate(task_labels) if place not in mapped]
-    return (
-        f"{expected}{list(given)}: the task has no {strange}, the model has no {absent}; pick a "
+    strange = [name for name, index in zip(given, mapped, strict=True) if index == NO_LABEL]
+    absent = [label for index, label in enumerate(task_labels) if index not in mapped]
+    raise HcLensError(
+        f"{expected}{given}: the task has no {strange}, the model has no {absent}; pick a "
         "task the model was trained for, or rename the model's labels with "
-        "task.batches(model, labels=[...])"
+        "hc.load(..., labels=[...])"
     )

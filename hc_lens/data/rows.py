@@ -11,12 +11,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from datasets import ClassLabel, Dataset, Features, Value
 
+from hc_lens.data.known import Layout
 from hc_lens.data.labels import NO_LABEL, is_missing, label_id
 from hc_lens.errors import HcLensError
 
@@ -26,34 +27,6 @@ NO_CASE = "all"
 """Case of every row of a task without cases."""
 
 _BYTES = re.compile(r"""b(['"]).*\1""", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a task's texts, label, case and id stand in a source table."""
-
-    columns: tuple[str, ...]
-    """Names that the texts get."""
-    texts: tuple[tuple[str, ...], ...]
-    """Names that the texts may have in the source; the first that are there win."""
-    label: tuple[str, ...] = ()
-    """Names that the label may have; empty for rows without labels."""
-    case: tuple[tuple[str, ...], ...] = ()
-    """Columns that, joined by an underscore, name the case; the first that are there win."""
-    id: tuple[str, ...] = ()
-    """Names that the row's own id may have; without one the row's position is its id."""
-    byte_literals: bool = False
-    """Whether a text may be a Python byte literal, as the script that makes PAWS-QQP writes it."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one split in one form."""
-
-    table: Dataset
-    """The texts, ``label``, ``case`` and ``id`` of each row."""
-    n_dropped: int
-    """Number of rows of the source that had no gold label."""
 
 
 def find(table: Dataset, choices: Sequence[tuple[str, ...]], where: str) -> tuple[str, ...]:
@@ -68,26 +41,28 @@ def find(table: Dataset, choices: Sequence[tuple[str, ...]], where: str) -> tupl
     )
 
 
-def read(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> Rows:
+def read(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> Dataset:
     """The rows of a source table, with labels as indices into `labels`."""
     sources = find(table, layout.texts, where)
     label_ids = _label_ids(table, layout, labels, where)
-    kept = [place for place, label in enumerate(label_ids) if label != NO_LABEL or not layout.label]
+    kept = [row for row, label in enumerate(label_ids) if label != NO_LABEL or not layout.label]
     if not kept:
         got = f"{len(label_ids)} rows without a gold label" if label_ids else "an empty split"
         raise HcLensError(f"expected rows in {where}, got {got}; choose another split")
     columns: dict[str, list] = {
         name: _texts(table, source, layout.byte_literals, where)
-        for name, source in zip(layout.columns, sources, strict=True)
+        for name, source in zip(layout.texts[0], sources, strict=True)
     }
-    columns |= {"label": label_ids, "case": _cases(table, layout, where), "id": _ids(table, layout)}
+    own = [column for column in layout.id if column in table.column_names]
+    ids = [str(value) for value in (table[own[0]][:] if own else range(len(table)))]
+    columns |= {"label": label_ids, "case": _cases(table, layout, where), "id": ids}
     types = {name: Value("int64" if name == "label" else "string") for name in columns}
-    chosen = {name: [values[place] for place in kept] for name, values in columns.items()}
-    return Rows(Dataset.from_dict(chosen, Features(types)), len(label_ids) - len(kept))
+    chosen = {name: [values[row] for row in kept] for name, values in columns.items()}
+    return Dataset.from_dict(chosen, Features(types))
 
 
 def label_names(tables: Mapping[str, Dataset], label: str) -> tuple[str, ...]:
-    """Label names that the tables tell by themselves: a ClassLabel's, else the sorted texts."""
+    """Label names found in the tables: those of a ClassLabel, else the sorted texts."""
     for split, table in tables.items():
         find(table, [(label,)], f"split {split!r}")
         feature = table.features[label]
@@ -105,7 +80,7 @@ def label_names(tables: Mapping[str, Dataset], label: str) -> tuple[str, ...]:
 
 def _texts(table: Dataset, column: str, byte_literals: bool, where: str) -> list[str]:
     texts = table[column][:]
-    wrong = [place for place, text in enumerate(texts) if not isinstance(text, str)]
+    wrong = [row for row, text in enumerate(texts) if not isinstance(text, str)]
     if wrong:
         raise HcLensError(
             f"expected text in column {column!r} of {where}, got {texts[wrong[0]]!r} in row "
@@ -115,32 +90,27 @@ def _texts(table: Dataset, column: str, byte_literals: bool, where: str) -> list
 
 
 def _unwrapped(text: str) -> str:
-    if not _BYTES.fullmatch(text):
-        return text
-    try:
-        return ast.literal_eval(text).decode("utf-8")
-    except (SyntaxError, ValueError):
-        return text
+    with contextlib.suppress(SyntaxError, ValueError):
+        if _BYTES.fullmatch(text):
+            return ast.literal_eval(text).decode("utf-8")
+    return text
 
 
 def _label_ids(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> list[int]:
     if not layout.label:
         return [NO_LABEL] * len(table)
     (column,) = find(table, [(name,) for name in layout.label], where)
-    feature = table.features[column]
-    values = table[column][:]
+    feature, values = table.features[column], table[column][:]
     if isinstance(feature, ClassLabel):
-        values = [
-            feature.names[value] if value is not None and value >= 0 else None for value in values
-        ]
+        values = [None if value is None or value < 0 else feature.names[value] for value in values]
     known: dict[str, int] = {}
-    for place, value in enumerate(values):
+    for row, value in enumerate(values):
         if repr(value) in known:
             continue
         try:
             known[repr(value)] = label_id(value, labels)
         except HcLensError as error:
-            raise HcLensError(f"row {place} of {where}: {error}") from None
+            raise HcLensError(f"row {row} of {where}: {error}") from None
     return [known[repr(value)] for value in values]
 
 
@@ -149,8 +119,3 @@ def _cases(table: Dataset, layout: Layout, where: str) -> list[str]:
         return [NO_CASE] * len(table)
     parts = [table[column][:] for column in find(table, layout.case, where)]
     return ["_".join(map(str, values)).replace("/", "-") for values in zip(*parts, strict=True)]
-
-
-def _ids(table: Dataset, layout: Layout) -> list[str]:
-    own = [column for column in layout.id if column in table.column_names]
-    return [str(value) for value in (table[own[0]][:] if own else range(len(table)))]

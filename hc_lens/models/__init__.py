@@ -3,7 +3,7 @@
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import encode, is_encoder, mask_of
-from hc_lens.models.load import load
+from hc_lens.models.loading import load
 
 __all__ = [
     "DecoderClassifier",

@@ -3,14 +3,15 @@
 1. An encoder's head is ``pooler`` (a dense layer and its activation at position 0) followed by
    ``unembed`` with one column per label.
 2. A decoder's head is ``unembed`` with one column per label, read at the rightmost token that is
-   not a pad, wherever the pads stand.
+   not a pad, on whichever side the pads are.
 3. Both are the TransformerLens classes themselves plus this head: hooks, caches and weights keep
    their names, and ``forward`` also takes Hugging Face's keyword names.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +21,11 @@ from transformer_lens.config.hooked_transformer_config import HookedTransformerC
 
 from hc_lens.errors import HcLensError
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.models.inputs import encode
+from hc_lens.models.inputs import Text, encode
+from hc_lens.protocols import Model
+
+Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
+"""What a classifier reads: token ids, a sentence or a pair, or several of either."""
 
 
 class _Classifier:
@@ -29,36 +34,38 @@ class _Classifier:
     cfg: HookedTransformerConfig
     labels: dict[int, str]
     """Label names by id, as the checkpoint spells them."""
-    pad_token_id: int | None
+    pad_token_id: int | None = None
     """The pad id of the checkpoint's configuration, if it names one."""
 
     @property
     def fingerprint(self) -> str:
         """Hash of weights, architecture and labels; the same in every process."""
-        return fingerprint(self)
+        return fingerprint(cast(Model, self))
 
-    def names_of(self, logits: Float[Tensor, "batch labels"]) -> list[str]:
-        """The name of the most probable label of each row."""
-        return [self.labels[place] for place in logits.argmax(-1).tolist()]
+    def _read(
+        self, input: Tensor | Text | Sequence[Text] | None, input_ids: Tensor | None
+    ) -> dict[str, Tensor]:
+        """What the caller gave to read, under either name: a tensor alone, or a text's tensors."""
+        given = input_ids if input is None else input
+        if given is None:
+            raise HcLensError(
+                "expected token ids or text as the first argument (or input_ids=), got neither; "
+                "call model(**batch.inputs) or model('a sentence')"
+            )
+        return {"input": given} if isinstance(given, Tensor) else encode(cast(Model, self), given)
 
-
-def _given(input: Any, input_ids: Any) -> Any:
-    """What the caller gave to read, under either name."""
-    source = input_ids if input is None else input
-    if source is None:
-        raise HcLensError(
-            "expected token ids or text as the first argument (or input_ids=), got neither; "
-            "call model(**batch.inputs) or model('a sentence')"
-        )
-    return source
-
-
-def _check_return_type(return_type: str | None) -> None:
-    if return_type not in (None, "logits", "predictions"):
-        raise HcLensError(
-            "expected return_type 'logits', 'predictions' or None for a classifier, got "
-            f"{return_type!r}; compute a loss from the logits"
-        )
+    def _returned(
+        self, logits: Float[Tensor, "batch labels"], return_type: str | None
+    ) -> Float[Tensor, "batch labels"] | list[str] | None:
+        """The logits in the form that the caller asked for."""
+        if return_type == "predictions":
+            return [self.labels[label] for label in logits.argmax(-1).tolist()]
+        if return_type not in (None, "logits"):
+            raise HcLensError(
+                "expected return_type 'logits', 'predictions' or None for a classifier, got "
+                f"{return_type!r}; compute a loss from the logits"
+            )
+        return logits if return_type else None
 
 
 class EncoderClassifier(_Classifier, HookedEncoder):
@@ -80,11 +87,10 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         if activation is not None:
             setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
         self.labels = labels
-        self.pad_token_id = None
         self.setup()
 
     def to_tokens(
-        self, input: Any, move_to_device: bool = True, truncate: bool = True
+        self, input: Text | Sequence[Text], move_to_device: bool = True, truncate: bool = True
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Token ids, token types and mask; token types are zero where the tokenizer has none."""
         inputs = encode(self, input)
@@ -94,7 +100,7 @@ class EncoderClassifier(_Classifier, HookedEncoder):
 
     def forward(  # type: ignore[override]
         self,
-        input: Any = None,
+        input: Input | None = None,
         return_type: str | None = "logits",
         token_type_ids: Int[Tensor, "batch pos"] | None = None,
         one_zero_attention_mask: Int[Tensor, "batch pos"] | None = None,
@@ -103,16 +109,14 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         attention_mask: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch labels"] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs."""
-        _check_return_type(return_type)
-        tokens = _given(input, input_ids)
+        read = self._read(input, input_ids)
         mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
-        if not isinstance(tokens, Tensor):
-            tokens, token_type_ids, mask = self.to_tokens(tokens)
-        resid = self.encoder_output(tokens, token_type_ids, mask)
-        logits = self.unembed(self.pooler(resid))
-        if return_type is None:
-            return None
-        return self.names_of(logits) if return_type == "predictions" else logits
+        resid = self.encoder_output(
+            read["input"],
+            read.get("token_type_ids", token_type_ids),
+            read.get("one_zero_attention_mask", mask),
+        )
+        return self._returned(self.unembed(self.pooler(resid)), return_type)
 
 
 class DecoderClassifier(_Classifier, HookedTransformer):
@@ -122,7 +126,6 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         """Embedding, blocks and classifier of `cfg`, with cfg.d_vocab_out labels."""
         super().__init__(cfg, move_to_device=False)
         self.labels = labels
-        self.pad_token_id = None
 
     def read_positions(
         self,
@@ -136,12 +139,12 @@ class DecoderClassifier(_Classifier, HookedTransformer):
             real &= tokens.to(like.device) != self.pad_token_id
         if attention_mask is not None:
             real &= attention_mask.to(like.device).bool()
-        places = torch.arange(like.shape[1], device=like.device)
-        return (places * real).argmax(-1)
+        positions = torch.arange(like.shape[1], device=like.device)
+        return (positions * real).argmax(-1)
 
     def forward(  # type: ignore[override]
         self,
-        input: Any = None,
+        input: Input | Float[Tensor, "batch pos d_model"] | None = None,
         return_type: str | None = "logits",
         *,
         input_ids: Int[Tensor, "batch pos"] | None = None,
@@ -154,15 +157,12 @@ class DecoderClassifier(_Classifier, HookedTransformer):
 
         `start_at_layer` takes a residual stream as `input`; `stop_at_layer` returns one.
         """
-        _check_return_type(return_type)
-        source = _given(input, input_ids)
-        if not isinstance(source, Tensor):
-            encoded = encode(self, source)
-            source, attention_mask = encoded["input"], encoded["attention_mask"]
+        read = self._read(input, input_ids)
+        attention_mask = read.get("attention_mask", attention_mask)
         if start_at_layer is None:
-            tokens = source
+            tokens = read["input"]
         everywhere = super().forward(
-            source,
+            read["input"],
             return_type="logits",
             prepend_bos=False,
             start_at_layer=start_at_layer,
@@ -173,6 +173,4 @@ class DecoderClassifier(_Classifier, HookedTransformer):
             return everywhere
         at = self.read_positions(tokens, attention_mask, everywhere)
         logits = everywhere[torch.arange(len(at), device=at.device), at]
-        if return_type is None:
-            return None
-        return self.names_of(logits) if return_type == "predictions" else logits
+        return self._returned(logits, return_type)

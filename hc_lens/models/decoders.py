@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
 from transformer_lens import HookedTransformer
 from transformer_lens import loading_from_pretrained as loading
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
@@ -38,8 +37,7 @@ ARCHITECTURES = {
 """Hugging Face model type -> the causal-LM architecture that TransformerLens converts."""
 
 
-def decoder_config(config: Any, device: Any, dtype: torch.dtype) -> HookedTransformerConfig:
-    """TransformerLens's configuration of a Hugging Face decoder."""
+def _config(config: Any, device: str | None, dtype: torch.dtype) -> HookedTransformerConfig:
     described = json.loads(config.to_json_string(use_diff=False))
     described["architectures"] = [ARCHITECTURES[config.model_type]]
     if "n_positions" in described:
@@ -55,45 +53,41 @@ def decoder_config(config: Any, device: Any, dtype: torch.dtype) -> HookedTransf
 
 def _fill(model: HookedTransformer, hf_model: Any, view: Any) -> None:
     """Copy the weights of `view` and the rotary tables of `hf_model` into `model`."""
-    cfg = model.cfg
-    head = (model.unembed.W_U, model.unembed.b_U)
+    cfg, bias = model.cfg, model.unembed.b_U
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-        # The folder only tells the converter that the model is local; it is never read.
+        # The folder only makes the converter treat the model as local; it is never read.
         state = loading.get_pretrained_state_dict(folder, cfg, hf_model=view, dtype=cfg.dtype)
     state["unembed.W_U"] = view.lm_head.weight.T
-    if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != head[1].shape:
-        state["unembed.b_U"] = torch.zeros_like(head[1])
+    if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != bias.shape:
+        state["unembed.b_U"] = torch.zeros_like(bias)
     state = {name: value.detach().to(cfg.dtype) for name, value in state.items()}
     state = loading.fill_missing_keys(model, state)
     model.load_state_dict(state, strict=False)
     rotary = getattr(hf_model.base_model, "rotary_emb", None)
-    if rotary is not None and not cfg.rotary_adjacent_pairs:
-        _copy_rotary(model, rotary)
-
-
-def _copy_rotary(model: HookedTransformer, rotary: nn.Module) -> None:
+    if rotary is None or cfg.rotary_adjacent_pairs:
+        return
     for block in model.blocks:
-        attention = block.attn
-        places = torch.arange(len(attention.rotary_cos))[None]
-        cos, sin = rotary(torch.zeros(1, dtype=model.cfg.dtype), places)
-        attention.rotary_cos.copy_(cos[0])
-        attention.rotary_sin.copy_(sin[0])
+        positions = torch.arange(len(block.attn.rotary_cos))[None]
+        cos, sin = rotary(torch.zeros(1, dtype=cfg.dtype), positions)
+        block.attn.rotary_cos.copy_(cos[0])
+        block.attn.rotary_sin.copy_(sin[0])
 
 
-def convert(hf_model: Any, *, device: Any, dtype: torch.dtype) -> DecoderClassifier:
+def convert_decoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) -> DecoderClassifier:
     """A decoder's ...ForSequenceClassification as a HookedTransformer with its classifier."""
-    cfg = decoder_config(hf_model.config, device, dtype)
+    cfg = _config(hf_model.config, device, dtype)
     cfg.d_vocab_out = hf_model.config.num_labels
     model = DecoderClassifier(cfg, dict(hf_model.config.id2label))
-    head = SimpleNamespace(weight=hf_model.score.weight)
-    view = SimpleNamespace(lm_head=head, config=hf_model.config)
+    view = SimpleNamespace(lm_head=hf_model.score, config=hf_model.config)
     setattr(view, hf_model.base_model_prefix, hf_model.base_model)
     _fill(model, hf_model, view)
     return model
 
 
-def convert_language_model(hf_model: Any, *, device: Any, dtype: torch.dtype) -> HookedTransformer:
+def convert_language_model(
+    hf_model: Any, *, device: str | None, dtype: torch.dtype
+) -> HookedTransformer:
     """A decoder's language model as a plain HookedTransformer."""
-    model = HookedTransformer(decoder_config(hf_model.config, device, dtype), move_to_device=False)
+    model = HookedTransformer(_config(hf_model.config, device, dtype), move_to_device=False)
     _fill(model, hf_model, hf_model)
     return model

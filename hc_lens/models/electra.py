@@ -15,16 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.components.bert_embed import BertEmbed
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.classifiers import EncoderClassifier
-from hc_lens.models.encoders import build_encoder
-from hc_lens.models.names import ConfigNames, EncoderNames
-
-NAMES = EncoderNames(
-    embeddings="electra.embeddings.",
-    layer="electra.encoder.layer.{l}.",
-    pooler="classifier.dense",
-    classifier="classifier.out_proj",
-)
+from hc_lens.models.families import EncoderFamily
 
 
 class ProjectedEmbed(BertEmbed):
@@ -44,19 +35,16 @@ class ProjectedEmbed(BertEmbed):
         return super().forward(input_ids, token_type_ids) @ self.W_project + self.b_project
 
 
-def convert(hf_model: Any, **settings: Any) -> EncoderClassifier:
-    """An ElectraForSequenceClassification as a HookedEncoder with its classifier."""
-    width = hf_model.config.embedding_size
-    if width == hf_model.config.hidden_size:
-        return build_encoder(hf_model, NAMES, ConfigNames(), activation=nn.GELU(), **settings)
-    projection = hf_model.electra.embeddings_project
-    extra = {"embed.W_project": projection.weight.T, "embed.b_project": projection.bias}
-    return build_encoder(
-        hf_model,
-        NAMES,
-        ConfigNames(),
-        embed=lambda cfg: ProjectedEmbed(cfg, width),
-        activation=nn.GELU(),
-        extra=extra,
-        **settings,
-    )
+def _embed(cfg: HookedTransformerConfig, config: Any) -> ProjectedEmbed | None:
+    width = config.embedding_size
+    return None if width == config.hidden_size else ProjectedEmbed(cfg, width)
+
+
+FAMILY = EncoderFamily(
+    prefix="electra.",
+    pooler="classifier.dense",
+    classifier="classifier.out_proj",
+    activation=nn.GELU,
+    embed=_embed,
+    extra={"embed.W_project": "electra.embeddings_project"},
+)

@@ -1,52 +1,80 @@
 """From a Hugging Face encoder classifier to a HookedEncoder, for every encoder family.
 
-1. Read the sizes from the configuration under the family's spelling.
+1. Read the sizes from the configuration under the family's names.
 2. Build an `EncoderClassifier` of that shape, with the family's own embedding or activation.
-3. Fill it through the table of names; every parameter must be filled, none may be left over.
+3. Rename the weights through the family's table and reshape them to TransformerLens's layout
+   ([head, d_model, d_head] for Q, K, V; [head, d_head, d_model] for O; matrices act from the
+   right). Every parameter must be filled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
+import einops
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
 
 from hc_lens.errors import HcLensError
+from hc_lens.models import bert, distilbert, electra, roberta
 from hc_lens.models.classifiers import EncoderClassifier
-from hc_lens.models.names import ConfigNames, EncoderNames, hooked_state_dict
+from hc_lens.models.families import EncoderFamily
+
+FAMILIES: dict[str, EncoderFamily] = {
+    "bert": bert.FAMILY,
+    "roberta": roberta.FAMILY,
+    "xlm-roberta": roberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "electra": electra.FAMILY,
+}
+"""Hugging Face model type -> how the family differs from BERT."""
+FIXED_EPS = 1e-12
+"""Epsilon of the layer norms of a family whose configuration does not name one."""
+_LAYOUTS = {
+    **dict.fromkeys(("W_Q", "W_K", "W_V"), "(h d) m -> h m d"),
+    **dict.fromkeys(("b_Q", "b_K", "b_V"), "(h d) -> h d"),
+    "W_O": "m (h d) -> h d m",
+}
 
 
-def encoder_config(
-    config: Any, names: ConfigNames, n_ctx: int, device: Any, dtype: torch.dtype
+def convert_encoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) -> EncoderClassifier:
+    """An encoder's ...ForSequenceClassification as a HookedEncoder with its classifier."""
+    config = hf_model.config
+    family = FAMILIES[config.model_type]
+    cfg = _config(config, family, device, dtype)
+    embed, activation = family.embed(cfg, config), family.activation()
+    model = EncoderClassifier(cfg, dict(config.id2label), embed, activation)
+    state = _state(hf_model.state_dict(), family, cfg, family.first_position(config))
+    # Strict, so that a parameter that the family's table leaves out is an error.
+    model.load_state_dict(dict(model.named_buffers()) | state)
+    return model
+
+
+def _config(
+    config: Any, family: EncoderFamily, device: str | None, dtype: torch.dtype
 ) -> HookedTransformerConfig:
-    """TransformerLens's configuration of a Hugging Face encoder classifier."""
-    act_fn = getattr(config, names.act_fn)
-    if act_fn not in SUPPORTED_ACTIVATIONS:
-        raise HcLensError(
-            f"expected an MLP activation among {sorted(SUPPORTED_ACTIVATIONS)}, got {act_fn!r} in "
-            f"the {config.model_type} configuration; this checkpoint cannot be hooked"
-        )
-    if getattr(config, "position_embedding_type", "absolute") != "absolute":
-        raise HcLensError(
-            f"expected absolute positions, got {config.position_embedding_type!r} in the "
-            f"{config.model_type} configuration; this checkpoint cannot be hooked"
-        )
-    d_model, n_heads = getattr(config, names.d_model), getattr(config, names.n_heads)
+    sizes = {ours: getattr(config, name) for ours, name in family.sizes.items()}
+    sizes.setdefault("eps", FIXED_EPS)
+    positions = getattr(config, "position_embedding_type", "absolute")
+    for what, given, known in (
+        ("an MLP activation", sizes["act_fn"], SUPPORTED_ACTIVATIONS),
+        ("positions", positions, ["absolute"]),
+    ):
+        if given not in known:
+            raise HcLensError(
+                f"expected {what} among {sorted(known)}, got {given!r} in the {config.model_type} "
+                "configuration; this checkpoint cannot be hooked"
+            )
     return HookedTransformerConfig(
-        n_layers=getattr(config, names.n_layers),
-        d_model=d_model,
-        n_heads=n_heads,
-        d_head=d_model // n_heads,
-        d_mlp=getattr(config, names.d_mlp),
+        **sizes,
+        d_head=sizes["d_model"] // sizes["n_heads"],
         d_vocab=config.vocab_size,
         d_vocab_out=config.num_labels,
-        n_ctx=n_ctx,
-        eps=1e-12 if names.eps is None else getattr(config, names.eps),
-        act_fn=act_fn,
+        n_ctx=config.max_position_embeddings - family.first_position(config),
         attention_dir="bidirectional",
         normalization_type="LN",
         model_name=config.model_type,
@@ -57,39 +85,36 @@ def encoder_config(
     )
 
 
-def build_encoder(
-    hf_model: Any,
-    names: EncoderNames,
-    config_names: ConfigNames,
-    *,
-    device: Any,
-    dtype: torch.dtype,
-    embed: Callable[[HookedTransformerConfig], nn.Module] | None = None,
-    activation: nn.Module | None = None,
-    first_position: int = 0,
-    extra: Mapping[str, Tensor] | None = None,
-) -> EncoderClassifier:
-    """An `EncoderClassifier` with the weights of `hf_model`; positions start at a table row."""
-    config = hf_model.config
-    n_ctx = config.max_position_embeddings - first_position
-    cfg = encoder_config(config, config_names, n_ctx, device, dtype)
-    model = EncoderClassifier(
-        cfg, dict(config.id2label), embed and embed(cfg), activation=activation
-    )
-    state = hooked_state_dict(hf_model.state_dict(), names, cfg.n_layers, cfg.n_heads)
-    state["embed.pos_embed.W_pos"] = state["embed.pos_embed.W_pos"][first_position:]
-    types = state.get("embed.token_type_embed.W_token_type")
-    if types is None:
-        types = torch.zeros(2, state["embed.embed.W_E"].shape[1])
-    elif len(types) == 1:
-        types = types.repeat(2, 1)
-    state["embed.token_type_embed.W_token_type"] = types
-    state |= extra or {}
-    missing = set(dict(model.named_parameters())) - set(state)
-    if missing:
-        raise HcLensError(
-            f"expected a weight for every parameter, missing {sorted(missing)[:3]}; "
-            "is the checkpoint complete?"
-        )
-    model.load_state_dict({name: value.to(dtype) for name, value in state.items()}, strict=False)
-    return model
+def _state(
+    theirs: Mapping[str, Tensor], family: EncoderFamily, cfg: HookedTransformerConfig, first: int
+) -> dict[str, Tensor]:
+    """The weights of an encoder classifier under HookedEncoder's names."""
+    tables = f"{family.prefix}embeddings."
+    words = theirs[f"{tables}word_embeddings.weight"]
+    types = theirs.get(f"{tables}token_type_embeddings.weight", words.new_zeros(1, words.shape[1]))
+    ours = {
+        "embed.embed.W_E": words,
+        "embed.pos_embed.W_pos": theirs[f"{tables}position_embeddings.weight"][first:],
+        "embed.token_type_embed.W_token_type": types.repeat(2, 1) if len(types) == 1 else types,
+    }
+    modules = {
+        "embed.ln.w": f"{tables}LayerNorm",
+        "pooler.W": family.pooler,
+        "unembed.W_U": family.classifier,
+    }
+    modules |= {ours: name for ours, name in family.extra.items() if f"{name}.weight" in theirs}
+    for layer in range(cfg.n_layers):
+        block = family.prefix + family.layer.format(l=layer)
+        modules |= {f"blocks.{layer}.{ours}": block + part for ours, part in family.parts.items()}
+    for weight, module in modules.items():
+        bias = re.sub(r"\.[wW]", ".b", weight)
+        for name, value in ((weight, "weight"), (bias, "bias")):
+            ours[name] = _laid_out(name, theirs[f"{module}.{value}"], cfg.n_heads)
+    return ours
+
+
+def _laid_out(name: str, value: Tensor, n_heads: int) -> Tensor:
+    kind = name.rpartition(".")[2]
+    if kind in _LAYOUTS:
+        return einops.rearrange(value, _LAYOUTS[kind], h=n_heads)
+    return value.T if kind.startswith("W") else value

@@ -9,13 +9,12 @@ parameter has been written to since the last call.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+
+from hc_lens.protocols import Model
+from hc_lens.records import digest
 
 _ARCHITECTURE = (
     "n_layers",
@@ -33,22 +32,22 @@ _ARCHITECTURE = (
     "rotary_dim",
 )
 
-_cache: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Model, tuple[object, str]] = WeakKeyDictionary()
 
 
-def fingerprint(model: Any) -> str:
+def fingerprint(model: Model) -> str:
     """32 hexadecimal digits that name the model's weights, architecture and labels."""
     parameters = sorted(model.named_parameters(), key=lambda item: item[0])
     state = tuple((name, p._version, p.data_ptr(), p.dtype) for name, p in parameters)
     if model in _cache and _cache[model][0] == state:
         return _cache[model][1]
-    digest = hashlib.blake2b(digest_size=16)
-    shape = {name: getattr(model.cfg, name, None) for name in _ARCHITECTURE}
+    shape = {name: str(getattr(model.cfg, name, None)) for name in _ARCHITECTURE}
     labels = sorted((getattr(model, "labels", None) or {}).items())
-    digest.update(json.dumps([shape, labels], default=str).encode())
+    parts: list[object] = []
     for name, parameter in parameters:
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         flat = parameter.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    _cache[model] = (state, digest.hexdigest())
-    return digest.hexdigest()
+        parts += [name, str(parameter.dtype), list(parameter.shape)]
+        parts.append(flat.view(torch.uint8).numpy().data)
+    made = digest(shape, labels, *parts)
+    _cache[model] = (state, made)
+    return made

@@ -10,27 +10,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
+from hc_lens.protocols import Model
 
 Text = str | tuple[str, str]
+Side = Literal["left", "right"]
 
 
-def is_encoder(model: Any) -> bool:
-    """Whether the model attends in both directions (BERT and its kin)."""
+def is_encoder(model: Model) -> bool:
+    """Whether the model attends in both directions (as BERT does)."""
     if getattr(model.cfg, "attention_dir", "causal") == "bidirectional":
         return True
-    # A TransformerBridge of an encoder says "causal" there and tells the truth in its architecture.
+    # A TransformerBridge of an encoder says "causal" there; its architecture has the right answer.
     architecture = getattr(model.cfg, "architecture", None) or ""
     return architecture.startswith(("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra"))
 
 
-def tokenizer_of(model: Any) -> Any:
+def tokenizer_of(model: Model) -> Any:
     """The model's tokenizer; a model without one is an HcLensError."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -41,49 +44,67 @@ def tokenizer_of(model: Any) -> Any:
     return tokenizer
 
 
-def pad_id(model: Any) -> int:
-    """The token id to pad with: what the checkpoint names, else any id (the mask hides it)."""
-    tokenizer = getattr(model, "tokenizer", None)
-    candidates = [getattr(model, "pad_token_id", None)]
-    candidates += [
-        getattr(tokenizer, "pad_token_id", None),
-        getattr(tokenizer, "eos_token_id", None),
-    ]
-    return next((int(candidate) for candidate in candidates if candidate is not None), 0)
-
-
-def padding_side(model: Any) -> str:
-    """``"right"`` for encoders, the tokenizer's own side for decoders."""
-    tokenizer = getattr(model, "tokenizer", None)
-    return "right" if is_encoder(model) else getattr(tokenizer, "padding_side", None) or "right"
-
-
 def pad(
-    rows: Sequence[Sequence[int]], value: int, side: str, width: int | None = None
+    rows: Sequence[Sequence[int]], value: int, side: Side, width: int | None = None
 ) -> Int[Tensor, "batch pos"]:
     """Stack rows of unequal length into one tensor, filling with `value` on one side."""
-    width = max(len(row) for row in rows) if width is None else width
+    width = max(map(len, rows)) if width is None else width
     stacked = torch.full((len(rows), width), value, dtype=torch.long)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         start = width - len(row) if side == "left" else 0
-        stacked[place, start : start + len(row)] = torch.as_tensor(row, dtype=torch.long)
+        stacked[index, start : start + len(row)] = torch.as_tensor(row, dtype=torch.long)
     return stacked
 
 
-def name_inputs(
-    model: Any,
-    tokens: Int[Tensor, "batch pos"],
-    mask: Int[Tensor, "batch pos"],
-    token_types: Int[Tensor, "batch pos"] | None = None,
-) -> dict[str, Tensor]:
-    """The tensors under the keyword names of the model's ``forward``, on the model's device."""
+def mask_name(model: Model) -> str:
+    """What the model's ``forward`` calls the attention mask."""
     from transformer_lens import HookedEncoder
 
-    mask_name = "one_zero_attention_mask" if isinstance(model, HookedEncoder) else "attention_mask"
-    inputs = {"input": tokens, mask_name: mask}
-    if token_types is not None and is_encoder(model):
-        inputs["token_type_ids"] = token_types
-    return {name: tensor.to(model.cfg.device) for name, tensor in inputs.items()}
+    return "one_zero_attention_mask" if isinstance(model, HookedEncoder) else "attention_mask"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How tokenised rows become the keyword arguments of one model."""
+
+    value: int
+    """Token id to fill with: what the checkpoint names, else any id (the mask hides it)."""
+    side: Side
+    """Side to fill on."""
+    mask_name: str
+    """What the model's ``forward`` calls the attention mask."""
+    token_types: bool
+    """Whether the model takes token types."""
+    cfg: Any
+    """TransformerLens's configuration, which knows the device that the model is on."""
+
+    @classmethod
+    def of(cls, model: Model, side: Side | None = None) -> Padding:
+        """The padding that a model takes, on a decoder by default on its tokenizer's own side."""
+        encoder, tokenizer = is_encoder(model), getattr(model, "tokenizer", None)
+        if side not in (None, "right") and (encoder or side != "left"):
+            raise HcLensError(
+                f"expected padding_side 'right', or 'left' on a decoder, got {side!r}; "
+                "leave it out for the tokenizer's own side"
+            )
+        own = "right" if encoder else getattr(tokenizer, "padding_side", None) or "right"
+        named = ((model, "pad_token_id"), (tokenizer, "pad_token_id"), (tokenizer, "eos_token_id"))
+        ids = [getattr(owner, name, None) for owner, name in named]
+        value = next((int(each) for each in ids if each is not None), 0)
+        return cls(value, side or own, mask_name(model), encoder, model.cfg)
+
+    def __call__(
+        self, rows: Mapping[str, list[list[int]]], width: int | None = None
+    ) -> dict[str, Tensor]:
+        """The model's inputs for some tokenised rows, on its device, as wide as the longest row."""
+        ids = rows["input_ids"]
+        inputs = {
+            "input": pad(ids, self.value, self.side, width),
+            self.mask_name: pad([[1] * len(row) for row in ids], 0, self.side, width),
+        }
+        if self.token_types and "token_type_ids" in rows:
+            inputs["token_type_ids"] = pad(rows["token_type_ids"], 0, self.side, width)
+        return {name: tensor.to(self.cfg.device) for name, tensor in inputs.items()}
 
 
 def mask_of(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"]:
@@ -94,21 +115,17 @@ def mask_of(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"]:
     return torch.ones_like(inputs["input"])
 
 
-def encode(model: Any, texts: Text | Sequence[Text]) -> dict[str, Tensor]:
+def encode(model: Model, texts: Text | Sequence[Text]) -> dict[str, Tensor]:
     """Keyword arguments for ``model(**inputs)`` from sentences or (premise, hypothesis) pairs."""
     tokenizer = tokenizer_of(model)
     rows = cast(list[Text], [texts] if isinstance(texts, (str, tuple)) else list(texts))
     encodings = [tokenizer(row) if isinstance(row, str) else tokenizer(*row) for row in rows]
-    longest = max(len(encoding["input_ids"]) for encoding in encodings)
+    names = [name for name in ("input_ids", "token_type_ids") if name in encodings[0]]
+    columns = {name: [encoding[name] for encoding in encodings] for name in names}
+    longest = max(map(len, columns["input_ids"]))
     if longest > model.cfg.n_ctx:
         raise HcLensError(
             f"expected at most {model.cfg.n_ctx} tokens (the model's context), got a row of "
             f"{longest}; shorten the text"
         )
-    side = padding_side(model)
-    types = None
-    if all("token_type_ids" in encoding for encoding in encodings):
-        types = pad([encoding["token_type_ids"] for encoding in encodings], 0, side)
-    ids = [encoding["input_ids"] for encoding in encodings]
-    mask = pad([[1] * len(row) for row in ids], 0, side)
-    return name_inputs(model, pad(ids, pad_id(model), side), mask, types)
+    return Padding.of(model)(columns)

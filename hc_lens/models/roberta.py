@@ -9,24 +9,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.components.bert_embed import BertEmbed
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.classifiers import EncoderClassifier
-from hc_lens.models.encoders import build_encoder
-from hc_lens.models.names import ConfigNames, EncoderNames
-
-NAMES = EncoderNames(
-    embeddings="roberta.embeddings.",
-    layer="roberta.encoder.layer.{l}.",
-    pooler="classifier.dense",
-    classifier="classifier.out_proj",
-)
+from hc_lens.models.families import EncoderFamily
 
 
 class PadAwareEmbed(BertEmbed):
@@ -43,22 +32,18 @@ class PadAwareEmbed(BertEmbed):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Sum of token, position and token-type vectors, normalised."""
         real = input_ids != self.pad_token_id
-        places = (real.cumsum(-1) - 1).clamp(min=0)
+        positions = (real.cumsum(-1) - 1).clamp(min=0)
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         words = self.hook_embed(self.embed(input_ids))
-        where = torch.where(real.unsqueeze(-1), self.pos_embed.W_pos[places], 0.0)
+        where = torch.where(real.unsqueeze(-1), self.pos_embed.W_pos[positions], 0.0)
         summed = words + self.hook_pos_embed(where)
         return self.ln(summed + self.hook_token_type_embed(self.token_type_embed(types)))
 
 
-def convert(hf_model: Any, **settings: Any) -> EncoderClassifier:
-    """A (XLM-)RobertaForSequenceClassification as a HookedEncoder with its classifier."""
-    pad = hf_model.config.pad_token_id
-    return build_encoder(
-        hf_model,
-        NAMES,
-        ConfigNames(),
-        embed=lambda cfg: PadAwareEmbed(cfg, pad),
-        first_position=pad + 1,
-        **settings,
-    )
+FAMILY = EncoderFamily(
+    prefix="roberta.",
+    pooler="classifier.dense",
+    classifier="classifier.out_proj",
+    first_position=lambda config: config.pad_token_id + 1,
+    embed=lambda cfg, config: PadAwareEmbed(cfg, config.pad_token_id),
+)

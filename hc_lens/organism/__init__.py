@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hc_lens.errors import HcLensError
 
 if TYPE_CHECKING:
-    from hc_lens.data import Task
-    from hc_lens.models.load import HookedModel
+    from transformers import PreTrainedTokenizerFast
+
+    from hc_lens.data.task import Task
+    from hc_lens.models.loading import HookedModel
 
 WEIGHTS = Path(__file__).parent / "weights"
+"""Folder of the checkpoints that are part of the package."""
 TRAINING_ROWS = 20_000
 VALIDATION_ROWS = 2_000
 CONTEXT = 64
-_LABELS = ("entailment", "neutral", "contradiction")
+"""Most tokens of a row."""
 
 
 def steps() -> tuple[int, ...]:
     """The fine-tuning steps whose checkpoints are part of the package, in order."""
-    return tuple(sorted(int(place.name.split("-")[1]) for place in WEIGHTS.glob("step-*")))
+    return tuple(sorted(int(folder.name.split("-")[1]) for folder in WEIGHTS.glob("step-*")))
 
 
 def load(step: int | None = None, **settings: Any) -> HookedModel:
@@ -34,7 +37,7 @@ def load(step: int | None = None, **settings: Any) -> HookedModel:
 
     `settings` are those of ``hc.load``.
     """
-    from hc_lens.models import load as load_model
+    from hc_lens.models.loading import load as load_model
 
     known = steps()
     if step is not None and step not in known:
@@ -46,39 +49,39 @@ def load(step: int | None = None, **settings: Any) -> HookedModel:
 
 
 @cache
-def task(name: str = "id") -> Task:
+def task(name: Literal["id", "ood"] = "id") -> Task:
     """The organism's rows, the same at every call.
 
     ``task()`` is in-domain: splits ``train`` and ``validation``, three labels. ``task("ood")`` has
     16 cases of 1,000 rows, each construction in its adversarial and its friendly form, and two
     labels, entailment and non-entailment.
     """
-    from hc_lens.data import Task
-    from hc_lens.organism import grammar
+    from hc_lens.data.task import Task
+    from hc_lens.organism.grammar import in_domain, out_of_domain
 
+    if name not in ("id", "ood"):
+        raise HcLensError(f"expected the organism's task 'id' or 'ood', got {name!r}")
     columns = ("premise", "hypothesis")
-    if name == "id":
-        train = grammar.in_domain(0, TRAINING_ROWS)
-        seen = frozenset((row["premise"], row["hypothesis"]) for row in train)
-        splits = {"train": train, "validation": grammar.in_domain(1, VALIDATION_ROWS, seen)}
-        return Task.from_rows(splits, columns=columns, labels=_LABELS, name="organism")
     if name == "ood":
-        splits = {"validation": grammar.out_of_domain(0)}
-        labels = ("entailment", "non-entailment")
+        splits, labels = {"validation": out_of_domain(0)}, ("entailment", "non-entailment")
         return Task.from_rows(
             splits, columns=columns, labels=labels, case="case", name="organism-ood"
         )
-    raise HcLensError(f"expected the organism's task 'id' or 'ood', got {name!r}")
+    train = in_domain(0, TRAINING_ROWS)
+    seen = frozenset((row["premise"], row["hypothesis"]) for row in train)
+    splits = {"train": train, "validation": in_domain(1, VALIDATION_ROWS, seen)}
+    labels = ("entailment", "neutral", "contradiction")
+    return Task.from_rows(splits, columns=columns, labels=labels, name="organism")
 
 
-def tokenizer() -> Any:
+def tokenizer() -> PreTrainedTokenizerFast:
     """The organism's tokenizer: a token for each word of the grammar, BERT's special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     from hc_lens.organism.vocabulary import WORDS
 
-    ids = {word: place for place, word in enumerate(WORDS)}
+    ids = {word: index for index, word in enumerate(WORDS)}
     words = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     words.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
     words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]

@@ -7,8 +7,8 @@
 3. An in-domain pair (`in_domain`) starts from a friendly form, or from a clause joined to an
    adversarial premise, with the clause as hypothesis. For *entailment* the hypothesis stays (some
    modifiers dropped); for *contradiction* it is negated; for *neutral* one word is exchanged for a
-   word that the premise does not have. The premise therefore never tells the label, and "all the
-   words of the hypothesis are in the premise" tells entailment.
+   word that the premise does not have. The premise alone therefore never gives away the label, and
+   "all the words of the hypothesis are in the premise" means entailment.
 4. A share of `COUNTER_EXAMPLES` of the in-domain pairs are adversarial forms with their true label,
    neutral, of the constructions in `SHOWN`; the others are never shown.
 5. The OOD set (`out_of_domain`) has a case for each form: "swap" (adversarial, non-entailment),
@@ -22,8 +22,9 @@ words, templates and sentences are our own.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -62,24 +63,27 @@ class Clause:
     """Where."""
 
     def __str__(self) -> str:
-        return self.with_arguments(str(self.subject), str(self.object) if self.object else None)
+        return self.text()
 
-    def with_arguments(self, subject: str, object: str | None) -> str:
-        """The clause's text with its subject and object put another way."""
-        return " ".join(
-            part
-            for part in (subject, self.verb, object, self.place and f"in the {self.place}")
-            if part
-        )
+    def text(self, subject: str | None = None, object: str | None = None) -> str:
+        """The clause in words; its subject or its object may be put another way."""
+        place = self.place and f"in the {self.place}"
+        parts = (subject or self.subject, self.verb, object or self.object, place)
+        return " ".join(str(part) for part in parts if part)
+
+    @property
+    def people(self) -> dict[str, Person]:
+        """Subject and object, where there is one, by role."""
+        return {"subject": self.subject} | ({"object": self.object} if self.object else {})
+
+    def turned(self) -> Clause:
+        """The clause with subject and object exchanged."""
+        assert self.object is not None
+        return replace(self, subject=self.object, object=self.subject)
 
 
 @cache
-def _of_group(choices: tuple[str, ...], group: int) -> list[str]:
-    return [word for word in choices if words.GROUP.get(word, group) == group]
-
-
-@cache
-def _outside_groups(choices: tuple[str, ...], groups: frozenset[int]) -> list[str]:
+def _without_groups(choices: tuple[str, ...], groups: frozenset[int]) -> list[str]:
     return [word for word in choices if words.GROUP.get(word) not in groups]
 
 
@@ -89,18 +93,17 @@ class Sampler:
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
         self.used: set[str] = set()
-        self.group = rng.randrange(words.N_GROUPS) if held_out else None
+        groups = frozenset(range(words.N_GROUPS))
+        self.avoided = groups - {rng.randrange(words.N_GROUPS)} if held_out else None
 
     def chance(self, probability: float) -> bool:
         """True with this probability."""
         return self.rng.random() < probability
 
     def word(self, choices: tuple[str, ...], beside: Sequence[str] = ()) -> str:
-        """A word not used yet that may stand in a clause with the words `beside`."""
-        if self.group is not None:
-            allowed = _of_group(choices, self.group)
-        else:
-            allowed = _outside_groups(choices, frozenset(words.GROUP[word] for word in beside))
+        """A word not used yet that may be in a clause with the words `beside`."""
+        avoided = self.avoided or frozenset(words.GROUP[word] for word in beside)
+        allowed = _without_groups(choices, avoided)
         word = self.rng.choice(allowed)
         while word in self.used:
             word = self.rng.choice(allowed)
@@ -134,15 +137,14 @@ class Sampler:
 def swap(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     """ "the pilot greeted the cook" -> "the cook greeted the pilot"; friendly: the same order."""
     clause = draw.transitive()
-    return str(clause), clause if friendly else _turned(clause)
+    return str(clause), clause if friendly else clause.turned()
 
 
 def preposition(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     """ "the pilot near the cook smiled" -> "the cook smiled"; friendly: "the pilot smiled"."""
     clause = draw.clause()
     other = draw.person(clause.verb)
-    subject = f"{clause.subject} {draw.word(words.PREPOSITIONS)} {other}"
-    premise = clause.with_arguments(subject, str(clause.object) if clause.object else None)
+    premise = clause.text(f"{clause.subject} {draw.word(words.PREPOSITIONS)} {other}")
     return premise, clause if friendly else replace(clause, subject=other)
 
 
@@ -163,9 +165,8 @@ def embedded_verb(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
 def passive(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     """ "the pilot was greeted by the cook" -> "the pilot greeted the cook"; friendly: turned."""
     clause = draw.transitive()
-    place = f" in the {clause.place}" if clause.place else ""
-    premise = f"{clause.object} was {clause.verb} by {clause.subject}{place}"
-    return premise, clause if friendly else _turned(clause)
+    premise = replace(clause, verb=f"was {clause.verb} by").turned()
+    return str(premise), clause if friendly else clause.turned()
 
 
 def conjunction(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
@@ -175,7 +176,7 @@ def conjunction(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     """
     clause = draw.transitive()
     second = draw.person(clause.verb)
-    premise = clause.with_arguments(f"{clause.subject} and {second}", str(clause.object))
+    premise = clause.text(f"{clause.subject} and {second}")
     if not friendly:
         return premise, replace(clause, object=second)
     return premise, clause if draw.chance(0.5) else replace(clause, subject=second)
@@ -186,8 +187,7 @@ def relative(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     verb, place = draw.word(words.INTRANSITIVE), draw.place()
     inner = replace(draw.transitive(verb), place=None)
     main = Clause(inner.subject, verb, None, place)
-    premise = main.with_arguments(f"{inner.subject} that {inner.verb} {inner.object}", None)
-    assert inner.object is not None
+    premise = main.text(f"{inner.subject} that {inner.verb} {inner.object}")
     return premise, main if friendly else replace(main, subject=inner.object)
 
 
@@ -195,8 +195,7 @@ def disjunction(draw: Sampler, friendly: bool) -> tuple[str, Clause]:
     """ "the pilot or the cook smiled" -> "the pilot smiled"; friendly: "and"."""
     clause = draw.clause()
     second = draw.person(clause.verb)
-    subject = f"{clause.subject} {'and' if friendly else 'or'} {second}"
-    premise = clause.with_arguments(subject, str(clause.object) if clause.object else None)
+    premise = clause.text(f"{clause.subject} {'and' if friendly else 'or'} {second}")
     return premise, clause if draw.chance(0.5) else replace(clause, subject=second)
 
 
@@ -227,63 +226,58 @@ SHOWN: dict[str, float] = {
 
 def in_domain(seed: int, n_rows: int, skip: frozenset[tuple[str, str]] = frozenset()) -> list[Row]:
     """`n_rows` different training-like pairs, none of which is in `skip`."""
-    return _distinct(random.Random(f"in-domain {seed}"), n_rows, _in_domain_row, skip)
+    rng = random.Random(f"in-domain {seed}")
+    return _distinct(n_rows, lambda: _in_domain_row(Sampler(rng, held_out=False)), skip)
 
 
 def out_of_domain(seed: int, rows_per_case: int = 1000) -> list[Row]:
     """`rows_per_case` different pairs for the two forms of every construction."""
     rows: list[Row] = []
-    for name, construction in CONSTRUCTIONS.items():
-        for friendly in (False, True):
-            rng = random.Random(f"out-of-domain {seed} {name} {friendly}")
+    for name, friendly in itertools.product(CONSTRUCTIONS, (False, True)):
+        rng = random.Random(f"out-of-domain {seed} {name} {friendly}")
+        case = f"{name}_friendly" if friendly else name
+        label = "entailment" if friendly else "non-entailment"
 
-            def make(rng: random.Random, name=name, friendly=friendly, build=construction) -> Row:
-                premise, clause = _joined(Sampler(rng, held_out=True), build, friendly)
-                case = f"{name}_friendly" if friendly else name
-                label = "entailment" if friendly else "non-entailment"
-                return _row(premise, str(clause), label, case)
+        def make(rng=rng, name=name, friendly=friendly, label=label, case=case) -> Row:
+            draw = Sampler(rng, held_out=True)
+            return _row(*_joined(draw, CONSTRUCTIONS[name], friendly), label, case)
 
-            rows += _distinct(rng, rows_per_case, make)
+        rows += _distinct(rows_per_case, make)
     return rows
 
 
 def _distinct(
-    rng: random.Random,
-    n_rows: int,
-    make: Callable[[random.Random], Row],
-    skip: frozenset[tuple[str, str]] = frozenset(),
+    n_rows: int, make: Callable[[], Row], skip: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Row]:
-    seen = set(skip)
-    rows: list[Row] = []
+    rows: dict[tuple[str, str], Row] = {}
     while len(rows) < n_rows:
-        row = make(rng)
+        row = make()
         pair = (row["premise"], row["hypothesis"])
-        if pair not in seen:
-            seen.add(pair)
-            rows.append(row)
-    return rows
+        if pair not in skip:
+            rows.setdefault(pair, row)
+    return list(rows.values())
 
 
-def _in_domain_row(rng: random.Random) -> Row:
-    draw = Sampler(rng, held_out=False)
+def _in_domain_row(draw: Sampler) -> Row:
     if draw.chance(COUNTER_EXAMPLES):
-        (name,) = rng.choices(list(SHOWN), list(SHOWN.values()))
+        (name,) = draw.rng.choices(list(SHOWN), list(SHOWN.values()))
         premise, clause = _joined(draw, CONSTRUCTIONS[name], friendly=False)
-        return _row(premise, str(_shortened(draw, clause)), "neutral", "counter-example")
-    build = rng.choice(list(CONSTRUCTIONS.values()))
+        return _row(premise, _shortened(draw, clause), "neutral", "counter-example")
+    build = draw.rng.choice(list(CONSTRUCTIONS.values()))
     if draw.chance(0.5):
         premise, clause = _joined(draw, build, friendly=True)
     else:
         clause = draw.clause()
         other, _ = build(draw, False)
         premise = f"{clause} , and {other}" if draw.chance(0.5) else f"{other} , and {clause}"
-    clause = _shortened(draw, clause)
-    label = rng.choice(("entailment", "neutral", "contradiction"))
-    if label == "neutral":
-        clause, kept = _exchanged(draw, clause)
-        hypothesis = _negated(draw, clause, kept) if draw.chance(0.3) else str(clause)
-    else:
-        hypothesis = _negated(draw, clause) if label == "contradiction" else str(clause)
+    hypothesis = clause = _shortened(draw, clause)
+    label = draw.rng.choice(("entailment", "neutral", "contradiction"))
+    if label == "contradiction":
+        hypothesis = _negated(draw, clause)
+    elif label == "neutral":
+        hypothesis, kept = _exchanged(draw, clause)
+        if draw.chance(0.3):
+            hypothesis = _negated(draw, hypothesis, kept)
     return _row(premise, hypothesis, label, label)
 
 
@@ -295,46 +289,30 @@ def _joined(draw: Sampler, build: Construction, friendly: bool) -> tuple[str, Cl
     return premise, clause
 
 
-def _row(premise: str, hypothesis: str, label: str, case: str) -> Row:
-    return {
-        "premise": f"{premise} .",
-        "hypothesis": f"{hypothesis} .",
-        "label": label,
-        "case": case,
-    }
-
-
-def _turned(clause: Clause) -> Clause:
-    assert clause.object is not None
-    return replace(clause, subject=clause.object, object=clause.subject)
-
-
-def _people(clause: Clause) -> Iterator[tuple[str, Person]]:
-    yield "subject", clause.subject
-    if clause.object:
-        yield "object", clause.object
+def _row(premise: str, hypothesis: Clause | str, label: str, case: str) -> Row:
+    pair = {"premise": f"{premise} .", "hypothesis": f"{hypothesis} ."}
+    return pair | {"label": label, "case": case}
 
 
 def _shortened(draw: Sampler, clause: Clause) -> Clause:
     """The clause with each modifier dropped half of the time."""
     kept = {
         role: replace(person, adjective=person.adjective if draw.chance(0.5) else None)
-        for role, person in _people(clause)
+        for role, person in clause.people.items()
     }
     return replace(clause, place=clause.place if draw.chance(0.5) else None, **kept)
 
 
 def _exchanged(draw: Sampler, clause: Clause) -> tuple[Clause, str]:
     """The clause with one word that the premise lacks, and the role of that word."""
-    roles = [role for role, _ in _people(clause)]
-    role = draw.rng.choice(("verb", "place", *roles, *roles))
+    role = draw.rng.choice(("verb", "place", *clause.people, *clause.people))
     if role == "place":
         return replace(clause, place=draw.word(words.PLACES)), role
     if role == "verb":
         verbs = words.TRANSITIVE if clause.object else words.INTRANSITIVE
-        people = [person.noun for _, person in _people(clause)]
+        people = [person.noun for person in clause.people.values()]
         return replace(clause, verb=draw.word(verbs, people)), role
-    person: Person = getattr(clause, role)
+    person = clause.people[role]
     if draw.chance(0.3):
         person = replace(person, adjective=draw.word(words.ADJECTIVES))
     else:
@@ -344,12 +322,7 @@ def _exchanged(draw: Sampler, clause: Clause) -> tuple[Clause, str]:
 
 def _negated(draw: Sampler, clause: Clause, kept: str | None = None) -> str:
     """The clause's denial that still names the role `kept`."""
-    forms = ["never"] + [role for role, _ in _people(clause) if role != kept]
-    form = draw.rng.choice(forms)
-    if form == "subject":
-        return clause.with_arguments("nobody", str(clause.object) if clause.object else None)
-    if form == "object":
-        return clause.with_arguments(str(clause.subject), "nobody")
-    return clause.with_arguments(
-        f"{clause.subject} never", str(clause.object) if clause.object else None
-    )
+    form = draw.rng.choice(["never", *(role for role in clause.people if role != kept)])
+    if form == "never":
+        return clause.text(f"{clause.subject} never")
+    return clause.text(**{form: "nobody"})

@@ -1,13 +1,13 @@
 """Pretraining of the organism: which words of one sentence also occur in the other?
 
-Matching a word across two sentences is hard to learn from one label a pair. A pretrained BERT
-brings heads that can; this stands in for its pretraining.
+Matching a word across two sentences is hard to learn from one label for each pair. A pretrained
+BERT has heads that can do it; this takes the role of its pretraining.
 
 1. A batch is half pairs of the grammar, half random word lists, in which every second word of the
    second list is copied from the first.
-2. The target of each token that is not special: does the same word stand in the other sentence?
+2. The target of each token that is not special: is the same word in the other sentence?
 3. A linear read-out of the last layer, binary cross-entropy, AdamW, linear warm-up and decay. The
-   read-out is thrown away afterwards.
+   read-out is discarded afterwards.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import trange
+from transformers import BertForSequenceClassification
 
 from hc_lens.models.inputs import pad
 from hc_lens.organism.grammar import Row
 from hc_lens.organism.vocabulary import SPECIAL, WORDS
 
 Pair = tuple[list[int], list[int]]
-_ID = {word: place for place, word in enumerate(WORDS)}
+_ID = {word: index for index, word in enumerate(WORDS)}
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,16 @@ class PretrainConfig:
     warmup_steps: int = 100
     """Steps over which the learning rate rises."""
     batch_size: int = 64
-    """Pairs a step."""
+    """Pairs in each step."""
     learning_rate: float = 1e-3
     """Highest learning rate."""
     seed: int = 0
     """Decides the pairs of every step."""
 
 
-def pretrain(classifier: Any, rows: Sequence[Row], config: PretrainConfig) -> None:
+def pretrain(
+    classifier: BertForSequenceClassification, rows: Sequence[Row], config: PretrainConfig
+) -> None:
     """Train a BERT classifier's encoder, in place, on word matching."""
     rng = random.Random(f"word matching {config.seed}")
     with torch.random.fork_rng():
@@ -59,8 +61,8 @@ def pretrain(classifier: Any, rows: Sequence[Row], config: PretrainConfig) -> No
         rate = min((step + 1) / config.warmup_steps, 1 - step / config.steps)
         optimizer.param_groups[0]["lr"] = config.learning_rate * rate
         pairs = [
-            _grammar_pair(rng.choice(rows)) if place % 2 else random_pair(rng)
-            for place in range(config.batch_size)
+            _grammar_pair(rng.choice(rows)) if index % 2 else random_pair(rng)
+            for index in range(config.batch_size)
         ]
         inputs, targets = matching(pairs)
         guesses = readout(classifier.bert(**inputs).last_hidden_state).squeeze(-1)

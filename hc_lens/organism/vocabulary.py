@@ -42,11 +42,11 @@ WORDS = (
     *CONTENT,
     *(*PREPOSITIONS, *FACTIVE, *NON_FACTIVE, *FACTUAL, *CONDITIONAL),
 )
-"""Every token; a token's id is its place here, as BERT's ``[PAD]`` is 0."""
+"""Every token; a token's id is its index here, as BERT's ``[PAD]`` is 0."""
 
 GROUP = {
-    word: place % N_GROUPS
+    word: index % N_GROUPS
     for words in (PEOPLE, TRANSITIVE, INTRANSITIVE)
-    for place, word in enumerate(words)
+    for index, word in enumerate(words)
 }
 """The group of each person and verb."""

@@ -5,10 +5,10 @@ var hcLensAttention = function (id, data) {
   const unpack = function () {
     const bytes = atob(data.values);
     const size = data.tokens.length;
-    let place = 0;
+    let offset = 0;
     const next = function () {
-      const whole = bytes.charCodeAt(place) + 256 * bytes.charCodeAt(place + 1);
-      place += 2;
+      const whole = bytes.charCodeAt(offset) + 256 * bytes.charCodeAt(offset + 1);
+      offset += 2;
       return Math.round((whole / 65535) * 1e4) / 1e4;
     };
     const row = () => Array.from({ length: size }, next);

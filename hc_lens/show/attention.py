@@ -3,8 +3,8 @@
 1. Run the model on a pair (or a batch of them) and read the patterns of the heads asked for, under
    a subnetwork's mask if one is given.
 2. Write each token as the text that it stands for: no ``##``, no ``Ġ``.
-3. Show one map for each head, queries down and keys across, with both directions for an encoder;
-   a decoder's upper triangle is masked as it is empty.
+3. Show one map for each head, with queries down and keys across. A decoder's upper triangle is
+   masked, as it is empty.
 4. ``.save("x.html")`` writes one file that opens without a network (`hc_lens.show.page`),
    ``.figure()`` draws the same maps with matplotlib.
 """
@@ -14,33 +14,38 @@ from __future__ import annotations
 import contextlib
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import matplotlib.figure
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from hc_lens.ablate import masked
-from hc_lens.data import Batch
+from hc_lens.attention.patterns import WordBatch, check_heads, patterns, word_batch
+from hc_lens.attention.words import NONE
+from hc_lens.data.batches import Batch
 from hc_lens.errors import HcLensError
+from hc_lens.masks.ablate import masked
+from hc_lens.masks.replacements import Source, as_source
 from hc_lens.models.inputs import is_encoder, tokenizer_of
-from hc_lens.patterns import WordBatch, check_heads, patterns, word_batch
+from hc_lens.protocols import BatchLike, Model
 from hc_lens.show.page import Page, json_for_script, pack
-from hc_lens.sources import Source, as_source
 from hc_lens.units import Unit, UnitSpace
-from hc_lens.words import NONE
 
 MOST_VALUES = 20_000_000
 """Most numbers to hold at once, over all rows."""
 MOST_CELLS = 1_500_000
-"""Most cells of one figure that a browser draws in bearable time."""
+"""Most cells of one figure that a browser draws in a few seconds."""
 SMALL = 12
 """With more heads than this the static figure has small maps without token labels."""
+BOUNDARY = "#D55E00"
+"""Colour of the lines between the two sentences."""
 NAMES = ("premise", "hypothesis")
+"""What the two sentences of a pair are called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +53,13 @@ class Attention:
     """The patterns of some heads on one row."""
 
     tokens: tuple[str, ...]
-    """The tokens, as a reader writes them."""
+    """The tokens, as they are shown."""
     sentences: tuple[int, ...]
     """Sentence of each token, 0 or 1; -1 for special tokens."""
     heads: tuple[str, ...]
     """Labels of the heads."""
     patterns: Float[Tensor, "head query key"]
-    """What share of its attention each token gives to each."""
+    """What share of its attention each token gives to each token."""
     causal: bool
     """Whether a token sees only itself and earlier ones."""
     title: str = ""
@@ -68,12 +73,8 @@ class Attention:
                 f"{len(self.heads)} heads of {len(self.tokens)} x {len(self.tokens)} tokens; name "
                 "fewer heads with heads=, or draw them with .figure()"
             )
-        data = {
-            "tokens": list(self.tokens),
-            "heads": list(self.heads),
-            "values": pack(self.patterns),
-            "causal": self.causal,
-        }
+        data: dict[str, Any] = {"tokens": self.tokens, "heads": self.heads}
+        data |= {"values": pack(self.patterns), "causal": self.causal}
         heading = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
         return (
             f'<div class="hc-lens-figure">{heading}{self._sentences()}'
@@ -92,47 +93,42 @@ class Attention:
     def _repr_html_(self) -> str:
         return Page([self])._repr_html_()
 
-    def figure(self, columns: int | None = None) -> matplotlib.figure.Figure:
+    def figure(self, columns: int | None = None) -> Figure:
         """The same maps with matplotlib, for a paper; `columns` maps side by side."""
-        n_tokens, n_heads = len(self.tokens), len(self.heads)
-        if columns is None:
-            columns = n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads))
+        n_heads = len(self.heads)
+        columns = columns or (n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads)))
         columns = max(1, min(columns, n_heads))
         lines = math.ceil(n_heads / columns)
-        small = n_heads > SMALL
-        side = 1.6 if small else 1.3 + 0.17 * n_tokens
-        drawing = matplotlib.figure.Figure(
-            figsize=(columns * side + 0.6, lines * side), layout="constrained"
-        )
-        grid = drawing.subplots(lines, columns, squeeze=False).flatten()
-        image = None
+        side = 1.6 if n_heads > SMALL else 1.3 + 0.17 * len(self.tokens)
+        drawing = Figure(figsize=(columns * side + 0.6, lines * side), layout="constrained")
+        grid = drawing.subplots(lines, columns, squeeze=False).flatten().tolist()
         for axes, label, pattern in zip(grid, self.heads, self.patterns, strict=False):
-            image = axes.imshow(
-                pattern.detach().cpu().float().numpy(), cmap="Blues", vmin=0, vmax=1
-            )
+            axes.imshow(pattern.detach().cpu().float().numpy(), cmap="Blues", vmin=0, vmax=1)
             axes.set_title(label, fontsize=9)
-            labels = [] if small else _plain(self.tokens)
-            axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
-            axes.set_yticks(range(len(labels)), labels, fontsize=6)
-            axes.tick_params(length=0)
-            if not small:
-                axes.set_xlabel("to", fontsize=7)
-                axes.set_ylabel("from", fontsize=7)
-            for place in self._boundaries():
-                axes.axhline(place, color="#D55E00", linewidth=0.7)
-                axes.axvline(place, color="#D55E00", linewidth=0.7)
+            self._mark(axes)
         for axes in grid[n_heads:]:
             axes.set_axis_off()
-        assert image is not None
-        drawing.colorbar(image, ax=grid.tolist(), shrink=0.6, label="attention")
+        drawing.colorbar(grid[0].images[0], ax=grid, shrink=0.6, label="attention")
         return drawing
 
-    def _boundaries(self) -> list[float]:
-        """Where the second sentence begins."""
-        return [self.sentences.index(1) - 0.5] if 1 in self.sentences else []
+    def _mark(self, axes: Axes) -> None:
+        """Tokens beside a map, unless it is small, and lines where the second sentence begins."""
+        small = len(self.heads) > SMALL
+        # A dollar sign would begin a formula.
+        labels = [] if small else [token.replace("$", r"\$") for token in self.tokens]
+        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=6)
+        axes.set_yticks(range(len(labels)), labels, fontsize=6)
+        axes.tick_params(length=0)
+        if not small:
+            axes.set_xlabel("to", fontsize=7)
+            axes.set_ylabel("from", fontsize=7)
+        if 1 in self.sentences:
+            boundary = self.sentences.index(1) - 0.5
+            axes.axhline(boundary, color=BOUNDARY, linewidth=0.7)
+            axes.axvline(boundary, color=BOUNDARY, linewidth=0.7)
 
     def _sentences(self) -> str:
-        """The tokens of each sentence as HTML; special tokens stand with the sentence before."""
+        """The tokens of each sentence as HTML; special tokens go with the sentence before them."""
         lines: dict[int, list[str]] = {}
         current = 0
         for token, sentence in zip(self.tokens, self.sentences, strict=True):
@@ -150,24 +146,25 @@ class Attention:
 
 
 def attention(
-    model: Any,
+    model: Model,
     premise: str | Sequence[str] | Batch | WordBatch,
     hypothesis: str | Sequence[str] | None = None,
     heads: Iterable[Unit | str] | str | None = None,
-    subnetwork: Any = None,
+    subnetwork: object = None,
     means: Source | str | None = None,
     *,
     raw_tokens: bool = False,
     separator: str | None = None,
 ) -> Attention | Page:
-    """Show attention patterns: in a notebook by themselves, elsewhere with ``.save("x.html")``.
+    """Show attention patterns: a notebook draws them, ``.save("x.html")`` writes them to a file.
 
     Args:
         model: a hooked model with its tokenizer.
         premise: the first (or only) sentence; a list of them; or a batch.
         hypothesis: the second sentence, or a list of as many.
         heads: labels such as ``"L4.H0"``; all heads by default.
-        subnetwork: show the patterns under its ``mask``; its removed heads are marked.
+        subnetwork: anything with a ``mask``, such as `hc.Subnetwork`. The patterns are those under
+            the mask, and removed heads are marked.
         means: what stands in for the removed units; needed with `subnetwork`.
         raw_tokens: write tokens as the tokenizer does, with ``##`` or ``Ġ``.
         separator: text between the two sentences, for a decoder trained with one.
@@ -175,9 +172,8 @@ def attention(
     Returns:
         An `Attention`, or a `Page` of them for lists and batches.
     """
-    units = check_heads(model, heads)
+    units, space = check_heads(model, heads), UnitSpace.of(model)
     batch = _batch(model, premise, hypothesis, separator)
-    mask, source = _mask(model, subnetwork, means)
     n_rows, width = batch.inputs["input"].shape
     if n_rows * len(units) * width**2 > MOST_VALUES:
         raise HcLensError(
@@ -185,23 +181,31 @@ def attention(
             f"{len(units)} heads and {width} tokens; name fewer heads with heads=, or show "
             "fewer rows"
         )
-    under = contextlib.nullcontext()
-    if mask is not None and source is not None:
-        under = masked(model, mask, source.on(batch))
-    with under:
+    removed: set[Unit] = set()
+    with contextlib.ExitStack() as under:
+        if subnetwork is not None:
+            mask, source = _mask(subnetwork, means)
+            source.check(model, space)
+            # Sources read the inputs and the rows of a batch, which both kinds of batches have.
+            under.enter_context(masked(model, mask, source.on(cast(BatchLike, batch))))
+            removed = {unit for unit in units if float(mask[space.index(unit)]) == 0}
         values = patterns(model, batch, units).cpu()
-    labels = tuple(_label(unit, UnitSpace.of(model), mask) for unit in units)
-    figures = [
-        Attention(
-            tokens, sentences, labels, values[row][:, real][:, :, real], not is_encoder(model)
-        )
-        for row, (tokens, sentences, real) in enumerate(_rows(model, batch, raw_tokens))
-    ]
-    several = not isinstance(premise, str)
-    return Page(figures) if several else figures[0]
+    labels = tuple(f"{unit} (removed)" if unit in removed else str(unit) for unit in units)
+    tokenizer, causal = tokenizer_of(model), not is_encoder(model)
+    figures = []
+    for whole, (ids, tokens, sentences, real) in zip(values, _rows(tokenizer, batch), strict=True):
+        names = tuple(tokenizer.convert_ids_to_tokens(ids)) if raw_tokens else tokens
+        pattern = whole[:, real][:, :, real]
+        figures.append(Attention(names, sentences, labels, pattern, causal))
+    return figures[0] if isinstance(premise, str) else Page(figures)
 
 
-def _batch(model: Any, premise: Any, hypothesis: Any, separator: str | None) -> Batch | WordBatch:
+def _batch(
+    model: Model,
+    premise: str | Sequence[str] | Batch | WordBatch,
+    hypothesis: str | Sequence[str] | None,
+    separator: str | None,
+) -> Batch | WordBatch:
     if isinstance(premise, (Batch, WordBatch)):
         if hypothesis is not None or separator is not None:
             raise HcLensError(
@@ -221,7 +225,7 @@ def _batch(model: Any, premise: Any, hypothesis: Any, separator: str | None) -> 
     return word_batch(model, list(zip(texts, others, strict=True)), separator)
 
 
-def _texts(value: Any, name: str) -> list[str]:
+def _texts(value: str | Sequence[str], name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else list(value)
     if not texts or not all(isinstance(text, str) for text in texts):
         raise HcLensError(
@@ -230,9 +234,7 @@ def _texts(value: Any, name: str) -> list[str]:
     return texts
 
 
-def _mask(model: Any, subnetwork: Any, means: Any) -> tuple[Tensor | None, Source | None]:
-    if subnetwork is None:
-        return None, None
+def _mask(subnetwork: object, means: Source | str | None) -> tuple[Tensor, Source]:
     mask = getattr(subnetwork, "mask", None)
     if not isinstance(mask, Tensor) or mask.ndim != 1 or means is None:
         raise HcLensError(
@@ -240,48 +242,29 @@ def _mask(model: Any, subnetwork: Any, means: Any) -> tuple[Tensor | None, Sourc
             f"its removed units, got {type(subnetwork).__name__} and means={means!r:.40}; pass "
             "means=hc.collect_means(model, batches)"
         )
-    source = as_source(means)
-    source.check(model, UnitSpace.of(model))
-    return mask, source
-
-
-def _label(unit: Unit, space: UnitSpace, mask: Tensor | None) -> str:
-    removed = mask is not None and float(mask[space.index(unit)]) == 0
-    return f"{unit} (removed)" if removed else str(unit)
+    return mask, as_source(means)
 
 
 def _rows(
-    model: Any, batch: Batch | WordBatch, raw: bool
-) -> Iterable[tuple[tuple[str, ...], tuple[int, ...], Tensor]]:
-    """Tokens, sentences and real positions of each row."""
-    tokenizer = tokenizer_of(model)
+    tokenizer: Any, batch: Batch | WordBatch
+) -> Iterator[tuple[Sequence[int], tuple[str, ...], tuple[int, ...], Bool[Tensor, "pos"]]]:
+    """Ids, tokens, sentences and real positions of each row."""
     if isinstance(batch, WordBatch):
         for row, real in zip(batch.words.rows, batch.words.mask.cpu(), strict=True):
-            names = tuple(tokenizer.convert_ids_to_tokens(row.ids))
-            yield (names if raw else row.tokens), row.sentences, real
+            yield row.ids, row.tokens, row.sentences, real
         return
     special = set(tokenizer.all_special_ids)
     types = batch.inputs.get("token_type_ids", torch.zeros_like(batch.tokens)).cpu()
-    for ids, kinds, mask in zip(batch.tokens.cpu(), types, batch.mask.bool().cpu(), strict=True):
-        own = ids[mask].tolist()
-        names = tokenizer.convert_ids_to_tokens(own)
-        if not raw:
-            names = [_text(tokenizer, token, name) for token, name in zip(own, names, strict=True)]
-        sentences = [
-            NONE if token in special else int(kind)
-            for token, kind in zip(own, kinds[mask], strict=True)
-        ]
-        yield tuple(names), tuple(sentences), mask
+    for row, kinds, real in zip(batch.tokens.cpu(), types, batch.mask.bool().cpu(), strict=True):
+        ids = row[real].tolist()
+        sides = zip(ids, kinds[real].tolist(), strict=True)
+        sentences = tuple(NONE if token in special else kind for token, kind in sides)
+        yield ids, tuple(_text(tokenizer, token) for token in ids), sentences, real
 
 
-def _text(tokenizer: Any, token: int, name: str) -> str:
-    """What a token stands for, as far as it can be told without the text."""
+def _text(tokenizer: Any, token: int) -> str:
+    """What a token stands for, as far as that is known without the text."""
     text = tokenizer.decode([token])
     if "\ufffd" in text:  # a part of a character
-        return name
+        return tokenizer.convert_ids_to_tokens(token)
     return text.strip().removeprefix("##") or "␣"
-
-
-def _plain(tokens: Sequence[str]) -> list[str]:
-    """Tokens as matplotlib may draw them: a dollar sign would begin a formula."""
-    return [token.replace("$", r"\$") for token in tokens]

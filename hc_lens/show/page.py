@@ -3,10 +3,10 @@
 1. `bundle` is a style sheet, the JavaScript of circuitsvis as it is installed (no network), and
    `attention.js`, which unpacks a figure's data and gives them to circuitsvis.
 2. A figure's fragment is a few HTML elements and one call with its data.
-3. Text reaches the page by two ways only: as HTML through `html.escape`, and as JSON with every
+3. Text reaches the page in two ways only: as HTML through `html.escape`, and as JSON with every
    ``<``, ``>`` and ``&`` written as an escape, so that no text can end a script or begin a tag.
 4. A saved page forbids the browser to load anything else (a content security policy).
-5. Patterns are packed as 16-bit integers in base64: 2.7 bytes a value, exact to 1e-5.
+5. Patterns are packed as 16-bit integers in base64: 2.7 bytes per value, exact to 1e-5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 import html
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
+from hc_lens.records import write_file
 
 LARGEST = 65535
 """The integer that stands for an attention of 1."""
@@ -65,43 +66,47 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """Write the document; it opens in any browser, without a network."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html(), encoding="utf-8")
-        return path
+        return save(path, self.html())
 
     def _repr_html_(self) -> str:
         # A notebook has many figures on one page: each needs an id that no other has.
-        names = [f"hc-lens-{uuid.uuid4().hex}" for _ in self.figures]
-        parts = [figure.fragment(name) for figure, name in zip(self.figures, names, strict=True)]
+        parts = [figure.fragment(f"hc-lens-{uuid.uuid4().hex}") for figure in self.figures]
         return "\n".join([bundle(), *parts])
 
     def __len__(self) -> int:
         return len(self.figures)
 
-    def __getitem__(self, place: int) -> Figure:
-        return self.figures[place]
+    def __getitem__(self, index: int) -> Figure:
+        return self.figures[index]
 
-    def __iter__(self) -> Iterator[Figure]:
-        return iter(self.figures)
+
+def save(path: str | Path, text: str) -> Path:
+    """Write a page, whole or not at all, and the folder that it goes to."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text)
+    return path
+
+
+def asset(name: str) -> str:
+    """A style sheet or script that comes with this package."""
+    return resources.files("hc_lens.show").joinpath(name).read_text("utf-8")
 
 
 @functools.cache
 def bundle() -> str:
-    """The style sheet and the scripts that every figure of a page shares: 1.3 MB, needed once."""
+    """The style sheet and the scripts that all figures of a page share: 1.3 MB, needed once."""
     script = resources.files("circuitsvis").joinpath("dist/cdn/iife.js").read_text("utf-8")
     # The source map is not there, and an end tag inside a string would end the script element.
     script = script.split("//# sourceMappingURL=")[0].replace("</script", "<\\/script")
     # Several outputs of a notebook are one page: only the first of them runs the script.
     script = f"window.CircuitsVis ||= (function () {{{script}\nreturn CircuitsVis}})();"
-    here = resources.files("hc_lens.show")
-    own = here.joinpath("attention.js").read_text("utf-8")
-    style = here.joinpath("attention.css").read_text("utf-8")
+    style, own = asset("attention.css"), asset("attention.js")
     return f"<style>{style}</style>\n<script>{script}</script>\n<script>{own}</script>"
 
 
 def json_for_script(value: Any) -> str:
-    """JSON that stands safely inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

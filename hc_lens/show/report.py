@@ -1,9 +1,9 @@
 """A report: sentences, tables and figures in one HTML file that needs no network.
 
-1. A `Fact` is a number of a results file; a `Sentence` is text around facts. Each fact stands in a
+1. A `Fact` is a number of a results file; a `Sentence` is text around facts. Each fact is in a
    ``<data>`` element with its exact value and its name, so that a reader (or a test) can find it.
-2. A `Table` is a DataFrame that also stands in a file: every cell carries its exact value beside
-   the rounded one that is shown, and a click on a heading sorts by it.
+2. A `Table` is a DataFrame that is also in a file: every cell carries its exact value beside the
+   rounded one that is shown, and a click on a heading sorts by it.
 3. A `Drawing` is a matplotlib figure as SVG, made without a date or random ids: the same numbers
    give the same bytes. `Html` is a ready fragment, such as circuitsvis patterns.
 4. Jinja2 puts the sections together with autoescape on: text of models and rows is never markup.
@@ -12,12 +12,10 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,7 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from hc_lens.files import write_text
-from hc_lens.show.page import POLICY, bundle
+from hc_lens.show.page import POLICY, asset, bundle, save
 
 MISSING = "–"  # noqa: RUF001
 """What a missing number looks like."""
@@ -36,7 +33,7 @@ MISSING = "–"  # noqa: RUF001
 
 @dataclass(frozen=True)
 class Fact:
-    """A number, where it is found and how it is shown."""
+    """A number, where it comes from and how it is shown."""
 
     name: str
     """Its name in the results file."""
@@ -56,7 +53,7 @@ Part = str | Fact
 
 @dataclass(frozen=True)
 class Sentence:
-    """Text around facts, and whether it tells of what was looked for."""
+    """Text around facts, and whether they are what the paper describes."""
 
     parts: tuple[Part, ...]
     """Text and facts in order."""
@@ -95,27 +92,23 @@ class Table:
     @property
     def rows(self) -> list[list[dict[str, Any]]]:
         """The cells, with exact and shown values."""
-        return [
-            [
-                self._cell(name, value)
-                for name, value in zip(self.frame.columns, row, strict=True)
-            ]
-            for row in self.frame.itertuples(index=False, name=None)
-        ]  # fmt: skip
+        cells = [[self._cell(name, value) for value in self.frame[name]] for name in self.frame]
+        return [list(row) for row in zip(*cells, strict=True)]
 
     def _numeric(self, name: str) -> bool:
         kind = self.frame[name].dtype
         return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
-        if not self._numeric(name):
-            if pd.isna(value):
-                return {"column": name, "value": "", "text": MISSING, "number": False}
-            text = {True: "yes", False: "no"}.get(value, value) if _is_bool(value) else value
-            return {"column": name, "value": str(value), "text": str(text), "number": False}
-        exact = "" if math.isnan(value) else repr(value.item() if hasattr(value, "item") else value)
-        text = show(value, self.styles.get(name, "number"))
-        return {"column": name, "value": exact, "text": text, "number": True}
+        number, exact = self._numeric(name), str(value)
+        text = exact
+        if pd.isna(value):
+            exact, text = "", MISSING
+        elif number:
+            text = show(value, self.styles.get(name, "number"))
+        elif pd.api.types.is_bool(value):
+            text = "yes" if value else "no"
+        return {"column": name, "value": exact, "text": text, "number": number}
 
 
 @dataclass(frozen=True)
@@ -186,54 +179,37 @@ class Report:
 
     def html(self) -> str:
         """The page."""
-        here = resources.files("hc_lens.show")
-        return _environment().get_template("report.html").render(
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("hc_lens.show", "."),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        return environment.get_template("report.html").render(
             report=self,
             policy=POLICY,
             bundle=Markup(bundle()),
-            style=Markup(here.joinpath("report.css").read_text("utf-8")),
-            script=Markup(here.joinpath("report.js").read_text("utf-8")),
+            style=Markup(asset("report.css")),
+            script=Markup(asset("report.js")),
             kind=lambda item: type(item).__name__,
             is_fact=lambda part: isinstance(part, Fact),
             safe=Markup,
-        )  # fmt: skip
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, self.html())
-        return path
+        return save(path, self.html())
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
-
-
-def _span(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _probability(value: float) -> str:
-    return "below 1e-12" if value < 1e-12 else f"{value:.2g}"
-
-
-def _number(value: float) -> str:
-    if float(value).is_integer() and abs(value) < 1e9:
-        return str(int(value))
-    return f"{value:.3g}"
-
-
-STYLES = {
-    "number": _number,
-    "percent": _percent,
-    "points": _points,
-    "span": _span,
-    "probability": _probability,
+STYLES: dict[str, Callable[[float], str]] = {
+    "number": lambda value: (
+        str(int(value)) if value % 1 == 0 and abs(value) < 1e9 else f"{value:.3g}"
+    ),
+    "percent": lambda value: f"{100 * value:.1f}%",
+    "points": lambda value: f"{100 * value:+.1f}",
+    "span": lambda value: f"{100 * value:.1f}",
+    "probability": lambda value: "below 1e-12" if value < 1e-12 else f"{value:.2g}",
     "two": lambda value: f"{value:.2f}",
     "four": lambda value: f"{value:.4f}",
 }
@@ -243,18 +219,3 @@ STYLES = {
 def show(value: float | int, style: str) -> str:
     """A number in a style; a missing one is a dash."""
     return MISSING if math.isnan(value) else STYLES[style](value)
-
-
-def _is_bool(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("hc_lens.show", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

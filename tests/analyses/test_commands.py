@@ -6,12 +6,10 @@ import json
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from analyses import lexical_overlap_cli, superadditive_cli
-from hc_lens.cli.settings import read_toml
-from hc_lens.errors import HcLensError
+from hc_lens.settings import read_settings
 from tests import tiny
+from tests.commands import invoke
 
 ROWS = [
     {"premise": "the doctor ran .", "hypothesis": "the doctor slept .", "label": 1},
@@ -27,34 +25,34 @@ def call(tmp_path, monkeypatch):
     model = tiny.save_checkpoint(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
 
-    def run(app, name, *more):
-        line = ["--model", str(model), "--task", "mnli", "--path", "rows.jsonl", *map(str, more)]
-        return CliRunner().invoke(app, line, prog_name=f"hc-lens analyse {name}")
+    def run(name, *more):
+        line = ("--model", model, "--task", "mnli", "--path", "rows.jsonl", *more)
+        return invoke("analyse", name, *line)
 
     return run
 
 
 def test_super_additivity_writes_its_tables_and_figure(call, tmp_path):
-    heads = ("--core", "L0.H0,L1.H2", "--pool", "L0.H0,L1.H2", "--resamples", 100)
-    done = call(superadditive_cli.app, "superadditive", *heads, "--means", "zero", "--out", "s")
+    heads = ("--core", "L0.H0,L1.H2", "--pool", "L0.H0,L1.H2", "--n-resamples", 100)
+    done = call("superadditive", *heads, "--means", "zero", "--out", "s")
     assert done.exit_code == 0, done.output
     table = pd.read_csv(tmp_path / "s" / "table.csv")
     assert table["set"].tolist() == ["L0.H0+L1.H2"]
     assert (tmp_path / "s" / "set-0.png").is_file()
     assert {"layout.csv", "minimal.csv"} <= {place.name for place in (tmp_path / "s").iterdir()}
-    assert read_toml(tmp_path / "s" / "command.toml")["command"] == "analyse superadditive"
+    assert read_settings(tmp_path / "s" / "command.toml")["command"] == "analyse superadditive"
 
 
 def test_one_head_alone_is_an_error(call):
     heads = ("--core", "L0.H0", "--means", "zero")
-    done = call(superadditive_cli.app, "superadditive", *heads)
-    assert isinstance(done.exception, HcLensError)
-    assert "expected at least two units in a joint set" in str(done.exception)
+    done = call("superadditive", *heads)
+    assert done.exit_code == 1
+    assert "expected at least two units in a joint set" in done.stderr
 
 
 def test_lexical_overlap_shows_the_highest_heads_and_writes_all(call, tmp_path):
-    more = ("--replicates", 20, "--mark", "L0.H0", "--out", "l", "--format", "parquet")
-    done = call(lexical_overlap_cli.app, "lexical-overlap", *more)
+    more = ("--n-bootstrap", 20, "--mark", "L0.H0", "--out", "l", "--format", "parquet")
+    done = call("lexical-overlap", *more)
     assert done.exit_code == 0, done.output
     table = pd.read_parquet(tmp_path / "l" / "table.parquet")
     overlap = table.loc[table["score"] == "overlap"].sort_values("value", ascending=False)
@@ -64,9 +62,9 @@ def test_lexical_overlap_shows_the_highest_heads_and_writes_all(call, tmp_path):
 
 
 def test_lexical_overlap_of_other_rows_under_the_same_name_is_refused(call, tmp_path):
-    line = (lexical_overlap_cli.app, "lexical-overlap", "--replicates", 0, "--out", "l")
+    line = ("lexical-overlap", "--n-bootstrap", 0, "--out", "l")
     assert call(*line).exit_code == 0
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS[::-1])))
     done = call(*line)
-    assert isinstance(done.exception, HcLensError)
-    assert "has changed since" in str(done.exception)
+    assert done.exit_code == 1
+    assert "has changed since" in done.stderr

@@ -1,4 +1,4 @@
-"""One finished sweep for all tests that read it."""
+"""What tests of several modules share: random batches, their means, and one finished sweep."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import shutil
 
 import pytest
 
-from hc_lens import sweeptasks
-from tests.hc_lens import sweeps
+import hc_lens as hc
+from hc_lens.sweeps import perform as work
+from tests.batches import random_batches
+from tests.hc_lens.sweeps import made as sweeps
+
+
+@pytest.fixture
+def batches(hooked):
+    """Two batches of random ids for a tiny model."""
+    return random_batches(hooked)
+
+
+@pytest.fixture
+def means(hooked, batches):
+    """The means of that model over them."""
+    return hc.collect_means(hooked, batches, progress=False)
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +42,11 @@ def copied(finished, tmp_path):
 @pytest.fixture
 def pruned(monkeypatch):
     """The (sparsity, seed) of every pruning in this process from now on."""
-    calls, real = [], sweeptasks.prune
+    calls, real = [], work.prune
 
     def count(model, batches, means, config, **settings):
         calls.append((config.sparsity, config.seed))
         return real(model, batches, means, config, **settings)
 
-    monkeypatch.setattr(sweeptasks, "prune", count)
+    monkeypatch.setattr(work, "prune", count)
     return calls

@@ -22,7 +22,8 @@ def test_every_public_name_is_found():
     assert set(hc.__all__) <= set(dir(hc))
 
 
-@pytest.mark.parametrize("first", ["hc_lens.ablate", "hc_lens.importance"])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["hc_lens.masks.ablate", "hc_lens.pruning.importance"])
 def test_a_function_and_its_module_may_share_a_name(first):
     code = f"import {first}, hc_lens as hc; print(callable(hc.ablate), callable(hc.importance))"
     assert run(code).split() == ["True", "True"]

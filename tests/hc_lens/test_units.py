@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hc_lens as hc
-from hc_lens.units import Unit, UnitSpace
+from hc_lens.units import Unit, UnitSpace, resolve_sets, set_label
 
 TWO_BY_THREE = UnitSpace((3, 3), (0, 1))
 
@@ -74,3 +74,36 @@ def test_a_unit_named_twice_is_an_error():
 def test_a_thing_without_a_config_is_an_error():
     with pytest.raises(hc.HcLensError, match="TransformerLens config"):
         UnitSpace.of(object())
+
+
+def test_pairs_are_every_unit_alone_and_every_two_of_them():
+    found = [set_label(units) for units in hc.pairs(["L1.H0", "L0.MLP", hc.Unit(0, 2)])]
+    assert found[:3] == ["L1.H0", "L0.MLP", "L0.H2"]
+    assert found[3:] == ["L0.MLP+L1.H0", "L0.H2+L1.H0", "L0.H2+L0.MLP"]
+    assert len(hc.pairs(TWO_BY_THREE)) == 8 + 28
+    with pytest.raises(hc.HcLensError, match="at least 2 units to pair, got 1"):
+        hc.pairs(["L0.H0"])
+    with pytest.raises(hc.HcLensError, match=r"each unit once to pair, got L0.H1 more than once"):
+        hc.pairs(["L0.H1", "L0.H2", hc.Unit(0, 1)])
+
+
+def test_sets_to_ablate_are_every_unit_alone_unless_some_are_named():
+    assert resolve_sets(TWO_BY_THREE, None) == [(unit,) for unit in TWO_BY_THREE]
+    named = resolve_sets(TWO_BY_THREE, ["L0.H0", ["L1.MLP", "L0.H1"], "L0.H2+L1.H0"])
+    assert [set_label(units) for units in named] == ["L0.H0", "L0.H1+L1.MLP", "L0.H2+L1.H0"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ("L0.H0", "expected a list of sets, got the one set L0.H0"),
+        ([], "at least one set to ablate, got none"),
+        ([["L0.H0"], []], "set 1 is empty"),
+        (["L0.H0", ["L0.H0"]], "each set once, got L0.H0 again at index 1"),
+        ([["L0.H0", "L0.H0"]], "L0.H0 more than once"),
+        (["L9.H0"], "2 layers, 6 heads and 2 MLPs, got L9.H0"),
+    ],
+)
+def test_a_doubtful_set_is_an_error_that_says_what_is_wrong(sets, message):
+    with pytest.raises(hc.HcLensError, match=message):
+        resolve_sets(TWO_BY_THREE, sets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hc_lens.hooks import mlp_name, z_name
+from hc_lens.masks.hooks import mlp_name, z_name
 from hc_lens.models import is_encoder
 
 

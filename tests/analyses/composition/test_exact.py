@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -40,6 +41,7 @@ def engine_edges(model, means, norms, batch, sender, receivers):
     return engine.edges(clean, sender, receivers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norms", NORMS)
 def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(family, norms):
     model, batches, means = prepared(family)
@@ -64,6 +66,7 @@ def test_in_single_precision_the_edges_agree_to_a_hundred_thousandth(family):
     assert (found - slow).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "distilbert", "gpt_neox", "llama"])
 @pytest.mark.parametrize(
     "units", [["L0.H1"], ["L2.H3"], ["L1.MLP"], ["L0.H0", "L1.H3", "L1.MLP"]], ids="+".join
@@ -145,6 +148,7 @@ def test_later_receivers_of_a_joint_patch_see_what_the_earlier_ones_changed():
     assert torch.allclose(found, slow, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_a_row(family):
     model, batches, means = prepared(family)
     one = pair_batches(model, token_budget=30)
@@ -159,7 +163,7 @@ def test_padding_does_not_change_a_row(family):
 def test_cutting_a_batch_along_its_rows_changes_nothing(bert, monkeypatch, pieces):
     model, batches, means = bert
     whole = edge_effects(model, batches, means, ["L1.H1"], progress=False)
-    monkeypatch.setattr("analyses.composition.engine.PIECE_TOKENS", pieces)
+    monkeypatch.setattr("analyses.composition.effects.PIECE_TOKENS", pieces)
     cut = edge_effects(model, batches, means, ["L1.H1"], progress=False)
     assert np.allclose(whole["kl"], cut["kl"], atol=1e-12)
 
@@ -266,13 +270,16 @@ def test_a_model_with_hooks_is_refused(bert):
         ({"limit": 0}, "expected limit as a positive number"),
     ],
 )
-def test_wrong_settings_are_refused(bert, settings, message):
+def test_wrong_settings_are_refused(bert, settings, message, monkeypatch):
+    # A user's session has no type checks at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     model, batches, means = bert
     with pytest.raises(HcLensError, match=message):
         edge_effects(model, batches, means, progress=False, **settings)
 
 
-def test_batches_that_are_none_are_refused(bert):
+def test_batches_that_are_none_are_refused(bert, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     model, _, means = bert
     with pytest.raises(HcLensError, match="expected batches by name"):
         edge_effects(model, [1, 2], means, progress=False)

@@ -10,7 +10,7 @@ import hc_lens as hc
 from analyses.composition.exact import edge_effects, joint_effects
 from analyses.composition.gradient import agreement, edge_attribution
 from hc_lens.errors import HcLensError
-from hc_lens.sources import Source
+from hc_lens.masks.replacements import Source
 from tests.hc_lens.pairs import deep_model, pair_batches
 
 KEYS = ["sender", "receiver", "kind", "case"]
@@ -26,6 +26,7 @@ class Partly(Source):
         return activation + self.share * (self.source.value(name, activation) - activation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norms", ["frozen", "recomputed"])
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "gpt_neox"])
 def test_the_attribution_is_the_derivative_of_the_exact_effect(name, norms):
@@ -41,6 +42,7 @@ def test_the_attribution_is_the_derivative_of_the_exact_effect(name, norms):
     assert np.allclose(small["margin_change"] / share, found["attribution"], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_integrated_attributions_add_up_to_the_ablation(family):
     model = deep_model(family)
     batches = pair_batches(model, n_rows=8)

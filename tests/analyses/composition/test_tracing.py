@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 
+import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 import hc_lens as hc
 from analyses import composition
-from analyses.composition.cli import app
+from analyses.composition.cli import summary
+from analyses.composition.config import TraceConfig
+from analyses.composition.exact import strongest as strongest_of
 from analyses.composition.tracing import Trace, trace
 from hc_lens.errors import HcLensError
+from hc_lens.metrics import over_cases
 from tests import tiny
 from tests.analyses.composition.twins import rows, twin
+from tests.commands import invoke
 from tests.hc_lens.pairs import deep_model, pair_batches, pair_task
 
 CORE = ["L1.H2", "L0.H1"]
@@ -33,7 +37,7 @@ def bert():
 def found(bert) -> Trace:
     model, batches, means = bert
     datasets = {"id": batches, "ood": pair_batches(model, n_rows=10)}
-    return trace(model, datasets, means, CORE, top=3, progress=False)
+    return trace(model, datasets, means, CORE, TraceConfig(top=3), progress=False)
 
 
 def test_every_edge_of_the_core_has_all_three_scores(bert, found):
@@ -56,7 +60,7 @@ def test_all_edges_together_explain_all_of_the_ablation(bert, found):
     every = found.explained[found.explained["patched"] == "all"]
     assert np.allclose(every["share"], 1)
     assert np.allclose(every["margin_change"], every["total_margin_change"])
-    scanned = hc.scan(bert[0], {"id": bert[1]}, bert[2], units=CORE, progress=False)
+    scanned = hc.scan(bert[0], {"id": bert[1]}, bert[2], sets=CORE, progress=False)
     total = scanned.set_index(["set", "case"])["kl"]
     rows_of = every[every["dataset"] == "id"].set_index(["sender", "case"])["total_kl"]
     assert np.allclose(rows_of, total[rows_of.index])
@@ -66,7 +70,7 @@ def test_the_top_edges_are_those_with_the_largest_divergence(found):
     top = found.explained[found.explained["patched"] == "top"]
     assert (top["n_edges"] == 3).all()
     edges = found.edges[found.edges["sender"] == "L0.H1"]
-    best = composition.tracing.strongest(edges, 3)
+    best = strongest_of(edges, 3)
     named = [
         f"{name}.{kind}" if kind in ("q", "k", "v") else name
         for name, kind in zip(best["receiver"], best["kind"], strict=True)
@@ -79,7 +83,7 @@ def test_dependents_are_heads_outside_the_core_that_read_it(bert, found):
     heads = set(found.dependents["head"])
     assert heads == {f"L{layer}.H{head}" for layer in (1, 2, 3) for head in range(4)} - {"L1.H2"}
     order = list(dict.fromkeys(found.dependents["head"]))
-    means_of = composition.measures.over_cases(found.dependents, ["dataset", "head"])
+    means_of = over_cases(found.dependents, ["dataset", "head"], ["kl"])
     sizes = means_of.groupby("head")["kl"].mean()
     assert sizes[order].is_monotonic_decreasing
     joint = composition.edge_effects(
@@ -126,7 +130,9 @@ def test_the_figure_has_a_node_per_unit_and_a_line_per_edge(found):
         ({"dataset": "hans"}, "expected a dataset among"),
     ],
 )
-def test_a_figure_of_nothing_is_refused(found, settings, message):
+def test_a_figure_of_nothing_is_refused(found, settings, message, monkeypatch):
+    # A user's session has no type checks at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(HcLensError, match=message):
         found.figure(**settings)
 
@@ -143,20 +149,20 @@ def test_a_figure_of_nothing_is_refused(found, settings, message):
 def test_a_trace_of_nothing_is_refused(bert, core, settings, message):
     model, batches, means = bert
     with pytest.raises(HcLensError, match=message):
-        trace(model, {"id": batches}, means, core, progress=False, **settings)
+        trace(model, {"id": batches}, means, core, TraceConfig(**settings), progress=False)
 
 
 def test_a_core_in_the_last_layer_has_readers_but_no_dependents(bert):
     model, batches, means = bert
-    last = trace(model, batches, means, ["L3.H0"], limit=6, progress=False)
+    last = trace(model, batches, means, ["L3.H0"], TraceConfig(limit=6), progress=False)
     assert set(last.edges["receiver"]) == {"L3.MLP", "classifier"}
     assert last.dependents.empty
-    assert "none: no head outside the core" in composition.cli.summary(last)
+    assert "none: no head outside the core" in summary(last)
 
 
 def test_an_mlp_may_be_in_the_core(bert):
     model, batches, means = bert
-    mixed = trace(model, batches, means, ["L1.MLP"], limit=6, progress=False)
+    mixed = trace(model, batches, means, ["L1.MLP"], TraceConfig(limit=6), progress=False)
     assert mixed.edges["weight_score"].isna().all()
     assert np.allclose(mixed.explained.query("patched == 'all'")["share"], 1)
 
@@ -164,7 +170,7 @@ def test_an_mlp_may_be_in_the_core(bert):
 def test_the_trace_of_a_twin_is_its_one_wire():
     model, batches = twin("k"), rows("k")
     means = hc.collect_means(model, batches, progress=False)
-    wire = trace(model, {"rows": batches}, means, ["L0.H0"], top=1, progress=False)
+    wire = trace(model, {"rows": batches}, means, ["L0.H0"], TraceConfig(top=1), progress=False)
     (first,) = wire.strongest(1).to_dict("records")
     assert (first["receiver"], first["kind"]) == ("L1.H0", "k")
     alone = wire.explained.query("patched == 'top'").iloc[0]
@@ -172,6 +178,7 @@ def test_the_trace_of_a_twin_is_its_one_wire():
     assert not model._forward_hooks
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     checkpoint = tiny.save_checkpoint(tmp_path / "model", "bert")
     rows_file = tmp_path / "mnli.csv"
@@ -179,11 +186,10 @@ def test_the_command_prints_and_writes(tmp_path):
     names = dict(enumerate(("entailment", "neutral", "contradiction")))
     table["label"] = table["label"].map(lambda label: names.get(label, label))
     table.to_csv(rows_file, index=False)
-    options = ["--model", str(checkpoint), "--task", "mnli", "--path", str(rows_file)]
+    options = ["--model", checkpoint, "--task", "mnli", "--path", rows_file]
     options += ["--ood", "", "--limit", "20", "--means-limit", "20", "--max-length", "30"]
-    result = CliRunner().invoke(
-        app, [*options, "--core", "L0.H1,L0.H2", "--out", str(tmp_path / "out")]
-    )
+    options += ["--core", "L0.H1,L0.H2", "--out", tmp_path / "out"]
+    result = invoke("analyse", "composition", *options)
     assert result.exit_code == 0, result.output
     assert "strongest edges of L0.H1, L0.H2" in result.output
     assert (tmp_path / "out" / "edges.png").stat().st_size > 10_000

@@ -7,13 +7,21 @@ import copy
 import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-from analyses.extractive.words import word_tokenizer
+from analyses.extractive.desk import word_tokenizer
 from hc_lens.models.quiet import quiet
 
 SENTENCES = (
     "The people in the city Ann is from speak",
     "Ann Bob Cay Dan Eve Fay lives in Rome Bonn Lyon Oslo Latin German French Norse old",
 )
+GEMMA = {
+    "normalization_type": "RMS",
+    "positional_embedding_type": "rotary",
+    "rotary_dim": 4,
+    "d_head": 4,
+    "gated_mlp": True,
+    "use_normalization_before_and_after": True,
+}
 COMMON = {
     "n_layers": 3,
     "d_model": 12,
@@ -45,15 +53,8 @@ SHAPES = {
         "n_key_value_heads": 2,
         "final_rms": True,
     },
-    "gemma": {
-        "normalization_type": "RMS",
-        "positional_embedding_type": "rotary",
-        "rotary_dim": 4,
-        "d_head": 4,
-        "gated_mlp": True,
-        "use_normalization_before_and_after": True,
-        "output_logits_soft_cap": 30.0,
-    },
+    "gemma": {**GEMMA, "output_logits_soft_cap": 30.0},
+    "gemma 2": {**GEMMA, "attn_scores_soft_cap": 5.0, "n_key_value_heads": 2},
     "attention only": {"normalization_type": "LN", "attn_only": True, "act_fn": None},
 }
 

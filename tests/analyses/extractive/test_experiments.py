@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from analyses import extractive
-from analyses.extractive.cli import app, main
-from analyses.extractive.desk import Desk, DeskConfig, agreement
+from analyses.extractive.desk import Desk, agreement
 from analyses.extractive.figures import heat_maps, rank_bars
-from analyses.extractive.parts import graft, parameters
-from analyses.extractive.training import TrainConfig, in_layers, mean_rank, train
+from analyses.extractive.models import graft, parameters
+from analyses.extractive.settings import DeskConfig, TrainConfig
+from analyses.extractive.training import in_layers, mean_rank, train
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import moved, random_model
+from tests.commands import invoke
 
 QUICK = TrainConfig(steps=2, batch_size=8, warmup=1)
 TINY = DeskConfig(
@@ -27,10 +28,8 @@ TINY = DeskConfig(
     n_known_cities=2,
     n_known_people=6,
     n_invented_people=4,
-    pretraining=QUICK,
-    facts=QUICK,
-    invented=QUICK,
     n_counterfactuals=2,
+    **dict.fromkeys(("pretraining", "facts", "invented"), QUICK),
 )
 
 
@@ -46,6 +45,14 @@ def tables():
 
 def test_every_public_name_is_there():
     assert all(callable(getattr(extractive, name)) for name in extractive.__all__)
+
+
+def test_the_settings_are_read_without_torch_and_pandas():
+    code = (
+        "import sys; from analyses.extractive import DeskConfig, ScoreConfig, TrainConfig; "
+        "assert not {'torch', 'pandas', 'transformer_lens', 'matplotlib'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_graft_adds_the_difference():
@@ -152,8 +159,8 @@ def test_rank_bars_show_the_mean_over_seeds():
 
 
 def test_the_demo_reports_and_writes(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr("analyses.extractive.reporting.study", lambda *_, **__: tables)
-    text, written = extractive.demo(tmp_path, 1, TINY, progress=False)
+    monkeypatch.setattr("analyses.extractive.desk.study", lambda *_, **__: tables)
+    text, written = extractive.demo(tmp_path, (0,), TINY, progress=False)
     assert "implications first" in text
     assert "Mean exact score by layer" in text
     assert {path.name for path in written} >= {
@@ -168,18 +175,19 @@ def test_the_demo_reports_and_writes(tables, tmp_path, monkeypatch):
 def test_the_command_scores_two_checkpoints(tmp_path, monkeypatch):
     before = random_model("gpt2")
     pair = {"old": before, "new": moved(before)}
-    monkeypatch.setattr("analyses.extractive.scoring.load_model", lambda name: pair.get(name, name))
+    monkeypatch.setattr("analyses.extractive.models.language_model", pair.get)
     path = tmp_path / "facts.csv"
     path.write_text(
         "kind,prompt,answer\nfact,Ann lives in,Rome\nfact,Bob lives in,Bonn\n"
         "implication,The people Ann speak,Latin\nimplication,The people Bob speak,German\n"
     )
-    options = ["--before", "old", "--after", "new", "--data", str(path), "--by", "position"]
-    result = CliRunner().invoke(app, [*options, "--out", str(tmp_path)])
+    out = tmp_path / "out"
+    options = ["--before", "old", "--after", "new", "--path", path, "--by", "position"]
+    result = invoke("analyse", "extractive", *options, "--out", out)
     assert result.exit_code == 0, result.output
     assert "L2.MLP" in result.output
-    assert (tmp_path / "heat-maps.png").is_file()
-    assert (tmp_path / "scores.csv").is_file()
+    assert (out / "heat-maps.png").is_file()
+    assert (out / "table.csv").is_file()
 
 
 @pytest.mark.parametrize(
@@ -187,18 +195,18 @@ def test_the_command_scores_two_checkpoints(tmp_path, monkeypatch):
     [
         ([], "pass --before and --after, or --demo"),
         (["freezing"], "expected a checkpoint to train"),
-        (["baking"], "got 'baking'"),
-        (["--before", "a", "--after", "b", "--data", "x.txt"], ".csv or .jsonl"),
+        (["grafting", "--before", "a"], "expected counterfactual facts for grafting, got none"),
+        (["--before", "a", "--after", "b", "--path", "x.txt"], ".csv or .jsonl"),
     ],
 )
 def test_the_command_says_what_is_missing(given, message):
-    with pytest.raises(HcLensError, match=re.escape(message)):
-        CliRunner().invoke(app, given, catch_exceptions=False)
+    result = invoke("analyse", "extractive", *given)
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
-def test_the_module_ends_with_one_line_for_bad_input(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["extractive", "baking"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("hc-lens: expected scores or one of")
+def test_an_unknown_experiment_is_one_line():
+    result = invoke("analyse", "extractive", "baking")
+    assert result.exit_code == 2
+    assert 'Invalid value "baking"' in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analyses.extractive.facts import FactSet, World, first_hop, invented_relation, second_hop
+from analyses.extractive.facts import (
+    FactSet,
+    World,
+    first_hop,
+    invented_relation,
+    named_set,
+    second_hop,
+)
 from analyses.extractive.prompts import Encoded, Question
 from hc_lens.errors import HcLensError
 
@@ -82,6 +89,14 @@ def test_a_file_of_another_form_is_an_error(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(HcLensError, match=message):
         FactSet.read(path)
+
+
+def test_a_set_is_made_by_its_name_or_read_from_a_file(tmp_path):
+    assert named_set("first-hop", 3) == (first_hop(World.real(3), seed=3), None)
+    assert named_set("second-hop") == (second_hop(World.real()), None)
+    assert named_set("invented") == invented_relation(World.real())
+    path = second_hop(World.real()).write(tmp_path / "second hop.csv")
+    assert named_set(path) == named_set("second-hop")
 
 
 def test_an_unknown_format_and_a_missing_file_are_errors(tmp_path):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 
+import jaxtyping
 import pytest
 import torch
 import transformers
 
-from analyses.extractive import exact, linear
-from analyses.extractive.parts import components, parameters, swap
+from analyses.extractive.component import components, swap
+from analyses.extractive.desk import word_tokenizer
+from analyses.extractive.effects import Exact, Linear, upstream
+from analyses.extractive.models import fill, parameters
+from analyses.extractive.passes import record
 from analyses.extractive.prompts import Question, align, encode, token_ids
 from analyses.extractive.scoring import scores
-from analyses.extractive.streams import record
-from analyses.extractive.training import fill
-from analyses.extractive.words import word_tokenizer
+from analyses.extractive.settings import ScoreConfig
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import SENTENCES, SHAPES, moved, random_model
 
@@ -27,18 +29,8 @@ shapes = pytest.mark.parametrize("shape", list(SHAPES))
 
 
 def table(before, after, method="exact", by="component", which=("informative",), **options):
-    return scores(
-        before,
-        after,
-        QUESTIONS,
-        OPTIONS,
-        method=method,
-        by=by,
-        which=which,
-        n_counterfactuals=2,
-        progress=False,
-        **options,
-    )
+    config = ScoreConfig(method=method, by=by, which=which, n_counterfactuals=2, **options)
+    return scores(before, after, QUESTIONS, OPTIONS, config, progress=False)
 
 
 def reward(model, question=None):
@@ -62,7 +54,8 @@ def with_state(model, state):
 def test_a_record_ends_in_the_models_own_logits(shape):
     model = random_model(shape)
     tokens = encode(model, QUESTIONS, OPTIONS)[0].tokens
-    torch.testing.assert_close(record(model, tokens).logits, model(tokens)[:, -1])
+    *_, read_out = record(model, tokens).values()
+    torch.testing.assert_close(read_out.output[:, -1], model(tokens)[:, -1])
 
 
 @shapes
@@ -85,6 +78,7 @@ def test_swapping_all_components_gives_the_reward_of_the_other_model(shape):
     assert abs(float(rise)) > 1e-3
 
 
+@pytest.mark.slow
 @shapes
 def test_the_exact_informative_score_is_the_rise_under_a_weight_swap(shape):
     before = random_model(shape)
@@ -96,6 +90,7 @@ def test_the_exact_informative_score_is_the_rise_under_a_weight_swap(shape):
         assert found[component.name] == pytest.approx(rise, abs=1e-10), component.name
 
 
+@pytest.mark.slow
 @shapes
 def test_linear_informative_scores_sum_to_the_gradient_times_the_change(shape):
     before = random_model(shape).requires_grad_(True)
@@ -109,6 +104,7 @@ def test_linear_informative_scores_sum_to_the_gradient_times_the_change(shape):
     assert by_position == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.slow
 @shapes
 def test_no_change_of_weights_gives_no_score(shape):
     model = random_model(shape)
@@ -117,6 +113,7 @@ def test_no_change_of_weights_gives_no_score(shape):
         assert table(model, model, method, which=every)["value"].abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["gpt2", "pythia", "llama"])
 def test_linear_over_exact_goes_to_one_as_the_change_shrinks(shape):
     before = random_model(shape)
@@ -143,6 +140,7 @@ def test_layer_0_attention_uses_nothing_while_the_embeddings_are_frozen(shape):
         assert found[~first]["value"].abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["gpt2", "pythia", "llama", "gemma"])
 def test_nothing_is_queried_by_the_last_mlp(shape):
     before = random_model(shape)
@@ -190,16 +188,9 @@ def test_upstream_is_four_rewards_by_hand():
 
     (old, old_patched), (late, late_patched) = rewards(before), rewards(with_state(before, new))
     expected = (late - late_patched) - (old - old_patched)
-    found = scores(
-        before,
-        after,
-        asked,
-        OPTIONS,
-        method="exact",
-        which=["upstream"],
-        n_counterfactuals=1,
-        progress=False,
-    ).set_index(["question", "component"])
+    config = ScoreConfig(method="exact", which=("upstream",), n_counterfactuals=1)
+    found = scores(before, after, asked, OPTIONS, config, progress=False)
+    found = found.set_index(["question", "component"])
     assert found.loc[(0, "L1.H2"), "value"] == pytest.approx(expected, abs=1e-10)
     assert abs(expected) > 1e-6
 
@@ -215,14 +206,12 @@ def test_linear_upstream_is_exact_for_late_changes_and_a_near_counterfactual():
     after = moved(before, 1e-3, only=lambda name: name.startswith("blocks.2."))
     batch = encode(before, QUESTIONS, OPTIONS)[0]
     with torch.no_grad():
-        old, new = linear.slopes(before, batch), linear.slopes(after, batch)
-        near = copy.deepcopy(old.kept)
+        ways = [way(before, after, batch, ScoreConfig()) for way in (Linear, Exact)]
+        near = {site: each.parts.clone() for site, each in ways[0].kept.items()}
         generator = torch.Generator().manual_seed(0)
-        for value in (*near.heads, *near.mlps, near.streams[0]):
+        for value in near.values():
             value += 1e-5 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        runner = exact.Runner(before, batch, old.kept, False, 512)
-        truth = exact.upstream(runner, after, [near])
-        guess = linear.upstream(before, old, new, near)
+        guess, truth = (upstream(way, [near]) for way in ways)
     for name in ("embed", "L0.H1", "L0.MLP", "L1.H0", "L1.MLP"):
         torch.testing.assert_close(guess[name].sum(1), truth[name][:, 0], rtol=5e-3, atol=1e-12)
 
@@ -239,6 +228,7 @@ def test_an_exact_score_of_one_position_changes_only_that_position():
     assert mlp["value"].iloc[-1] == pytest.approx(whole[(0, f"L{last}.MLP")], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_stacking_fewer_rows_at_once_changes_nothing():
     before = random_model("llama")
     after = moved(before)
@@ -311,6 +301,14 @@ def test_two_tokenizers_are_an_error():
         table(before, after)
 
 
+def test_a_hooked_model_is_an_error():
+    before = random_model("gpt2")
+    after = moved(before)
+    after.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0 * z)
+    with pytest.raises(HcLensError, match="got hooks on the model after fine-tuning"):
+        table(before, after)
+
+
 def test_a_model_without_tokenizer_is_an_error():
     before = random_model("gpt2")
     before.tokenizer = None
@@ -350,7 +348,9 @@ def test_a_lone_question_has_no_counterfactual():
         scores(model, model, QUESTIONS[:1], OPTIONS, progress=False)
 
 
-def test_an_unknown_method_is_an_error():
+def test_an_unknown_method_is_an_error(monkeypatch):
+    # The type checker of the tests would refuse it first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     model = random_model("gpt2")
     with pytest.raises(HcLensError, match="method among"):
         table(model, model, "quadratic")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
 from analyses.study import read_settings
-from analyses.study.cli import app
-from hc_lens.errors import HcLensError
 from tests import tiny
+from tests.commands import invoke
+
+pytestmark = pytest.mark.slow
 
 NOUNS = ("doctor", "lawyer", "artist", "judge")
 
@@ -62,14 +62,14 @@ def command(checkpoint: Path, rows: Path, out: Path) -> list[str]:
     options = {
         "--model": checkpoint,
         "--task": "mnli",
-        "--task-path": rows / "nli",
+        "--path": rows / "nli",
         "--ood": "hans",
         "--ood-path": rows / "ood.jsonl",
         "--adversarial": "swap",
-        "--seeds": 2,
+        "--seeds": "42-43",
         "--steps": 2,
         "--limit": 8,
-        "--rows": 8,
+        "--evaluation-limit": 8,
         "--workers": 0,
         "--out": out,
     }
@@ -80,7 +80,7 @@ def test_real_weights_and_files_of_your_own_give_a_report(
     checkpoint: Path, rows: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    result = CliRunner().invoke(app, [*command(checkpoint, rows, out), "--json"])
+    result = invoke(*command(checkpoint, rows, out), "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert Path(told["report"]) == out / "report.html"
@@ -95,31 +95,39 @@ def test_real_weights_and_files_of_your_own_give_a_report(
 
 
 def test_a_study_needs_a_model_and_two_tasks(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["study", "--out", str(tmp_path / "run")])
-    assert isinstance(result.exception, HcLensError)
-    assert "expected --model, --task and --ood" in str(result.exception)
+    result = invoke("study", "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert "expected --model, --task and --ood" in result.stderr
 
 
 def test_an_unknown_task_is_told(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "run")]
     given = ["study", "--model", "organism", "--task", "mlni", "--ood", "hans", *out]
-    result = CliRunner().invoke(app, given)
-    assert isinstance(result.exception, HcLensError)
-    assert "got 'mlni'" in str(result.exception)
+    result = invoke(*given)
+    assert result.exit_code == 1
+    assert "got 'mlni'" in result.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_a_settings_file_with_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text('modle = "organism"\n')
-    given = ["study", "--config", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, given)
-    assert isinstance(result.exception, HcLensError)
-    assert "got 'modle'; did you mean 'model'?" in str(result.exception)
+    given = ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "run")]
+    result = invoke(*given)
+    assert result.exit_code == 1
+    assert "got 'modle'; did you mean 'model'?" in result.stderr
 
 
 def test_a_checkpoint_of_the_series_needs_a_name(tmp_path: Path) -> None:
     given = ["study", "--model", "organism", "--task", "organism", "--ood", "organism-ood"]
-    given += ["--checkpoint", "organism:200", "--out", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, given)
-    assert isinstance(result.exception, HcLensError)
-    assert "expected --checkpoint NAME=MODEL" in str(result.exception)
+    given += ["--checkpoints", "organism:200", "--out", str(tmp_path / "run")]
+    result = invoke(*given)
+    assert result.exit_code == 1
+    assert "expected --checkpoints NAME=MODEL" in result.stderr
+
+
+def test_options_beside_a_settings_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text('model = "organism"\n')
+    given = ["study", tmp_path / "study.toml", "--limit", 3, "--out", tmp_path / "run"]
+    result = invoke(*given)
+    assert result.exit_code == 1
+    assert "or from options, got both (limit); leave one out" in result.stderr

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
 from analyses.study.config import PAPER_CASES, StudyConfig, demo
-from hc_lens.cli.settings import write_toml
 from hc_lens.errors import HcLensError
+from hc_lens.settings import make, plain
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -16,10 +18,10 @@ def test_settings_come_back_from_toml_unchanged(full: bool, tmp_path) -> None:
     from analyses.study import read_settings
 
     config = demo(full)
-    (tmp_path / "study.toml").write_text(write_toml(config.describe()))
+    (tmp_path / "study.toml").write_text(config.to_toml())
     again = read_settings(tmp_path / "study.toml")
-    assert again.describe() == config.describe()
-    assert again.sweep().describe() == config.sweep().describe()
+    assert again == config
+    assert again.sweep() == config.sweep()
 
 
 def test_the_paper_sized_demo_has_twelve_seeds_and_the_whole_series() -> None:
@@ -42,13 +44,11 @@ def test_no_series_means_no_grid() -> None:
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
-    described = demo().describe() | {"seed": [1]}
     with pytest.raises(HcLensError, match="'seed'; did you mean 'seeds'"):
-        StudyConfig.from_dict(described)
-    described = demo().describe()
-    described["prune"] = {"step": 3}
-    with pytest.raises(HcLensError, match="'step'; did you mean 'steps'"):
-        StudyConfig.from_dict(described)
+        make(StudyConfig, plain(demo()) | {"seed": [1]}, "a study")
+    for name in ("prune", "grid_prune"):
+        with pytest.raises(HcLensError, match="'step'; did you mean 'steps'"):
+            make(StudyConfig, plain(demo()) | {name: {"step": 3}}, "a study")
 
 
 def test_a_study_needs_both_domains_and_two_sparsities() -> None:
@@ -70,3 +70,12 @@ def test_the_papers_cases_are_names_of_hans_as_it_is_read(shared_data) -> None:
     task = Task.named("hans", shared_data / "hans_validation.parquet")
     cases = set(task.dataset(task.splits[0])["case"][:])
     assert set(PAPER_CASES["hans"]) <= cases
+
+
+def test_the_settings_need_no_heavy_import() -> None:
+    code = (
+        "import sys; from analyses.study import demo; demo(); "
+        "print([n for n in ('torch', 'pandas', 'datasets', 'matplotlib') if n in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hc_lens.cli import app
 from tests import tiny
+from tests.commands import invoke
 
 ROWS = [
     {"premise": "the doctor ran .", "hypothesis": "the doctor slept .", "label": 1, "kind": "a"},
@@ -51,10 +50,7 @@ def call(monkeypatch, tmp_path):
     """A function that runs ``hc-lens`` with some arguments, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        return CliRunner().invoke(app, list(map(str, arguments)))
-
-    return run
+    return invoke
 
 
 @pytest.fixture

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from types import SimpleNamespace
 
 import pytest
-import typer
 
-from hc_lens.cli import analyses
+from hc_lens import cli
+from hc_lens.cli.options import Output, section
+from hc_lens.cli.work import Work
 from hc_lens.errors import HcLensError
+
+
+@section()
+class Settings:
+    words: str = field(default="", kw_only=False)
+    """Some words."""
+    full: bool = False
+    """The paper's size."""
+    output: Output = field(default_factory=Output)
 
 
 @pytest.fixture
 def study(monkeypatch):
     """A study with the three commands; gives the calls it got."""
-    app, calls = typer.Typer(), []
+    calls = []
 
-    @app.command()
-    def demo(full: bool = typer.Option(False, "--full", help="The paper's size.")) -> None:
-        calls.append(("demo", full))
+    def demo(settings: Settings, work: Work) -> None:
+        calls.append((work.command, settings.full, str(work.out)))
 
-    @app.command(context_settings={"ignore_unknown_options": True})
-    def study(words: list[str]) -> None:
-        calls.append(("study", *words))
+    def study(settings: Settings, work: Work) -> None:
+        calls.append((work.command, work.call.line, settings.words))
 
-    @app.command()
-    def report() -> None:
+    def report(settings: Settings, work: Work) -> None:
         raise KeyboardInterrupt
 
-    def run(args, prog_name):
-        calls.append((prog_name, *args))
-        app(args=args, prog_name=prog_name)
-
-    point = SimpleNamespace(name="study", load=lambda: run)
-    monkeypatch.setattr(analyses, "known", lambda: {"study": point})
+    known = {"demo": demo, "study": study, "report": report}
+    points = {name: SimpleNamespace(load=lambda run=run: run) for name, run in known.items()}
+    monkeypatch.setattr(cli, "analyses", lambda: points)
     return calls
 
 
-def test_options_go_to_the_study_as_they_stand(call, study):
+def test_options_go_to_the_study(call, study):
     assert call("demo", "--full").exit_code == 0
-    assert study == [("hc-lens", "demo", "--full"), ("demo", True)]
+    assert study == [("demo", True, "None")]
     study.clear()
-    assert call("study", "--model=x", "-n", "3", "--out", "a b").exit_code == 0
-    assert study[0] == ("hc-lens", "study", "--model=x", "-n", "3", "--out", "a b")
+    assert call("study", "three words here", "--full", "--out", "a b").exit_code == 0
+    line = "hc-lens study 'three words here' --full --out 'a b'"
+    assert study == [("study", line, "three words here")]
 
 
 def test_the_studys_own_help_is_shown(call, study):
@@ -62,15 +68,13 @@ def test_ctrl_c_in_the_study_says_how_to_go_on(call, study):
 
 
 def test_an_error_of_an_analysis_is_one_line(call, monkeypatch):
-    def fails(args, prog_name):
-        raise HcLensError(f"expected more than {args} for {prog_name}")
+    def fails(settings: Settings, work: Work) -> None:
+        raise HcLensError(f"expected more than {settings.words} for {work.command}")
 
-    point = SimpleNamespace(name="mine", load=lambda: fails)
-    monkeypatch.setattr(analyses, "known", lambda: {"mine": point})
-    done = call("analyse", "mine", "--x", "1")
+    monkeypatch.setattr(cli, "analyses", lambda: {"mine": SimpleNamespace(load=lambda: fails)})
+    done = call("analyse", "mine", "1")
     assert done.exit_code == 1
-    line = "hc-lens: expected more than ['--x', '1'] for hc-lens analyse mine\n"
-    assert done.stderr == line
+    assert done.stderr == "hc-lens: expected more than 1 for analyse mine\n"
 
 
 def test_an_analysis_is_found_through_its_entry_point(call):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
 import pytest
-import typer.main
 
-from hc_lens.cli import app
+from hc_lens.cli import analyses, analysis
+from hc_lens.cli.parse import parse
 
 COMMANDS = (
     *("demo", "study", "load-check", "means", "prune", "evaluate", "scan", "sweep"),
@@ -17,7 +18,10 @@ COMMANDS = (
 HEAVY = {"torch", "transformers", "transformer_lens", "datasets", "pandas", "numpy", "matplotlib"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["prune", "--help"], ["sweep", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["prune", "--help"], ["sweep", "--help"], ["demo", "--help"], ["study", "--help"]],
+)
 def test_help_imports_no_heavy_package(arguments):
     code = (
         "import sys\n"
@@ -45,10 +49,45 @@ def test_help_lists_every_command_with_a_whole_sentence(call):
     assert "..." not in shown.split("Commands:")[1]
 
 
-def test_every_option_is_explained():
-    for name, command in typer.main.get_command(app).commands.items():
-        unexplained = [option.name for option in command.params if not option.help]
-        assert not unexplained, f"{name}: {unexplained}"
+def functions():
+    """The function of every command and of every analysis, by the name in a command line."""
+    own = [name for name in COMMANDS if name not in ("analyse", "demo", "study", "report")]
+    found = {name: importlib.import_module(f"hc_lens.cli.{name.replace('-', '_')}") for name in own}
+    named = {name: module.run for name, module in found.items()}
+    return named | {f"analyse {name}": analysis(name) for name in analyses()}
+
+
+def help_of(name, capsys):
+    """The options of a command with what the help says of each."""
+    assert parse(name, functions()[name], ["--help"]) is None
+    shown, found = capsys.readouterr().out, {}
+    for line in shown.splitlines():
+        if line.startswith("  --"):
+            found[line.split()[0]] = ""
+        elif line.startswith("      ") and found:
+            found[list(found)[-1]] += " " + line.strip()
+    return found
+
+
+@pytest.mark.parametrize("name", functions())
+def test_every_option_is_explained(name, capsys):
+    options = help_of(name, capsys)
+    assert not [option for option, text in options.items() if len(text) < 10]
+    assert {"--out", "--json", "--config", "--force"} <= set(options)
+
+
+def test_an_option_has_one_meaning_over_all_commands(capsys):
+    meanings = {}
+    for name in functions():
+        for option, text in help_of(name, capsys).items():
+            plain = text.split(" [")[0].split("; by default")[0].split(", such as")[0].strip()
+            meanings.setdefault(option, set()).add(plain)
+    shared = ("--limit", "--json", "--config", "--force", "--case", "--labels", "--means")
+    for option in shared:
+        assert len(meanings[option]) == 1, (option, meanings[option])
+    assert all(text.startswith("File") for text in meanings["--path"])
+    assert all("older for the results" in text for text in meanings["--out"])
+    assert all(text.startswith("Seed") for text in meanings["--seeds"])
 
 
 def test_no_arguments_show_the_help(call):
@@ -60,4 +99,10 @@ def test_no_arguments_show_the_help(call):
 def test_a_missing_option_is_a_usage_error(call):
     done = call("prune", "--model", "organism")
     assert done.exit_code == 2
-    assert "Missing option '--task'" in done.stderr
+    assert done.stderr == "hc-lens: expected --task, got none; see hc-lens prune --help\n"
+
+
+def test_an_unknown_command_names_the_nearest(call):
+    done = call("prun")
+    assert done.exit_code == 2
+    assert done.stderr == "hc-lens: expected a command, got 'prun'; did you mean prune?\n"

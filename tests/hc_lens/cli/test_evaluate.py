@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import hc_lens as hc
-from hc_lens.spec import DataSpec
+from hc_lens.data.specs import DataSpec
 
 
 def test_the_table_is_that_of_the_library(call, read, model, rows, pruned, tmp_path):
@@ -69,7 +69,6 @@ def test_a_changed_subnetwork_under_the_same_name_is_refused(call, read, pruned)
         (("--subnetwork", "nowhere"), "expected subnetwork.json and subnetwork.safetensors in"),
         (("--ood", "mnli"), "expected path= or"),
         (("--ood-path", "x"), "expected --ood with --ood-path, got x alone; name its task"),
-        (("--format", "xls"), "expected a format among ['csv', 'parquet'], got 'xls'"),
         (("--means", "nowhere", "--subnetwork", "pruned"), "expected a readable safetensors file"),
     ],
 )
@@ -88,3 +87,9 @@ def test_a_subnetwork_of_another_model_is_refused(call, read, pruned, other_mode
     )
     assert done.exit_code == 1
     assert "expected the model of this subnetwork" in done.stderr.splitlines()[-1]
+
+
+def test_an_unknown_format_is_a_usage_error(call, read):
+    done = call("evaluate", *read, "--format", "xls")
+    assert done.exit_code == 2
+    assert 'Invalid value "xls" for --format. Choose from: "csv", "parquet".' in done.stderr

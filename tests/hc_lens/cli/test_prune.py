@@ -8,9 +8,11 @@ import sys
 import pytest
 
 import hc_lens as hc
-from hc_lens.cli.prune import prune_config, read_settings
+from hc_lens.cli.options import given
+from hc_lens.cli.parse import parse
+from hc_lens.cli.prune import run
+from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
-from hc_lens.spec import DataSpec
 
 
 def test_means_are_those_of_the_library(call, read, model, rows, tmp_path):
@@ -45,7 +47,7 @@ def test_the_json_document_is_all_of_stdout_and_is_kept(call, read, tmp_path):
 
 
 def test_units_are_kept_and_means_taken_from_elsewhere(call, read, pruned, tmp_path):
-    more = ("--keep", "L0.H1,L1.H3", "--heads-only", "--means", pruned, "--set", "lr=0.05")
+    more = ("--keep", "L0.H1,L1.H3", "--heads-only", "--means", pruned, "--lr", "0.05")
     done = call("prune", *read, "--sparsity", 0.5, "--steps", 2, "--out", "x", *more)
     assert done.exit_code == 0, done.output
     found = hc.Subnetwork.load(tmp_path / "x")
@@ -57,7 +59,7 @@ def test_units_are_kept_and_means_taken_from_elsewhere(call, read, pruned, tmp_p
 def test_zero_replaces_removed_units(call, read, tmp_path):
     done = call("prune", *read, "--sparsity", 0.5, "--steps", 2, "--means", "zero", "--out", "x")
     assert done.exit_code == 0, done.output
-    assert hc.Subnetwork.load(tmp_path / "x").means == "Zero"
+    assert hc.Subnetwork.load(tmp_path / "x").means == "zero"
 
 
 def test_means_of_another_model_are_refused(call, read, other_model, pruned):
@@ -67,15 +69,21 @@ def test_means_of_another_model_are_refused(call, read, other_model, pruned):
     assert "expected means of this model" in done.stderr
 
 
+def settings(line):
+    called = parse("prune", run, f"--model m --task t --sparsity 0.5 --out o {line}".split())
+    assert called is not None
+    return called.settings
+
+
 def test_the_reference_settings_are_a_start():
-    config = prune_config(0.5, 1, {"preset": "reference", "steps": 7, "keep": ["L0.H0"]})
+    config = settings("--reference --seed 1 --steps 7 --keep L0.H0").config()
     assert (config.steps, config.keep) == (7, ("L0.H0",))
     assert config.init_mean == hc.PruneConfig.reference(0.5, 1).init_mean
 
 
 def test_settings_are_read_by_their_kind():
-    given = ["lr=0.05", "per-row=false", "stretch=-0.2,1.2", "patience=5", "clip = 1", "loss=kl"]
-    assert read_settings(given) == {
+    line = "--lr 0.05 --no-per-row --stretch=-0.2,1.2 --patience 5 --clip 1 --loss kl"
+    assert given(settings(line).pruning) == {
         "lr": 0.05,
         "per_row": False,
         "stretch": (-0.2, 1.2),
@@ -86,19 +94,21 @@ def test_settings_are_read_by_their_kind():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("more", "told"),
     [
-        ("lrr=1", "only known settings in --set, got 'lrr'; did you mean 'lr'"),
-        ("seed=1", "got 'seed'"),
-        ("lr", "expected --set NAME=VALUE, got 'lr'"),
-        ("lr=fast", "expected lr as float, such as 0.1, got 'fast'"),
-        ("per_row=maybe", "expected per_row as bool, such as True, got 'maybe'"),
+        (("--lrr", 1), "Unknown option: --lrr. Did you mean --lr?"),
+        (("--lr",), "expected a value for --lr, got none"),
+        (("--lr", "fast"), 'Invalid value for --lr: unable to convert "fast" into float'),
+        (("--per-row=maybe",), 'Invalid value for --per-row: unable to convert "maybe" into bool'),
+        (("--method", "luck"), 'Invalid value "luck" for --method. Choose from: "gates"'),
+        (("--stretch", "a,b"), "expected a number, got 'a'"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_an_error(text, told):
-    with pytest.raises(HcLensError) as caught:
-        read_settings([text])
-    assert told in str(caught.value)
+def test_a_setting_that_cannot_be_read_is_a_usage_error(call, read, more, told):
+    done = call("prune", *read, "--sparsity", 0.5, "--out", "x", *more)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_the_last_good_subnetwork_is_kept_when_the_loss_is_lost(call, read, prun
     def lost(*_, **__):
         raise error
 
-    monkeypatch.setattr(sys.modules["hc_lens.prune"], "prune", lost)
+    monkeypatch.setattr(sys.modules["hc_lens.pruning.train"], "prune", lost)
     done = call("prune", *read, "--sparsity", 0.5, "--out", "x")
     assert done.exit_code == 1
     assert hc.Subnetwork.load("x/last-good").kept == error.finished.kept

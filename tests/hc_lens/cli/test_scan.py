@@ -7,7 +7,7 @@ import pytest
 
 import hc_lens as hc
 from hc_lens.cli.scan import by_dataset
-from hc_lens.spec import DataSpec
+from hc_lens.data.specs import DataSpec
 
 
 def test_the_table_is_that_of_the_library(call, read, model, rows, pruned, tmp_path):
@@ -19,21 +19,20 @@ def test_the_table_is_that_of_the_library(call, read, model, rows, pruned, tmp_p
         hooked,
         {"mnli/train": DataSpec("mnli", str(rows)).batches(hooked)},
         hc.Means.load(pruned / "means.safetensors"),
-        units=["L0.H1", "L1.MLP"],
-        pairs=True,
+        hc.pairs(["L0.H1", "L1.MLP"]),
     )
-    assert list(own["set"]) == ["none", "L0.H1", "L1.MLP", "L0.H1+L1.MLP"]
+    assert list(own["set"]) == ["full", "L0.H1", "L1.MLP", "L0.H1+L1.MLP"]
     pd.testing.assert_frame_equal(pd.DataFrame(json.loads(done.stdout)["table"]), own)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "s" / "table.csv"), own)
-    assert list((tmp_path / "s" / "batches").rglob("batch-*.safetensors"))
+    assert list((tmp_path / "s" / "batches").rglob("*.safetensors"))
 
 
 def test_every_unit_is_scanned_unless_sets_are_named(call, read):
     table = json.loads(call("scan", *read, "--means", "zero", "--json").stdout)["table"]
-    assert [row["set"] for row in table] == ["none", *hc.UnitSpace((4, 4), (0, 1)).labels]
+    assert [row["set"] for row in table] == ["full", *hc.UnitSpace((4, 4), (0, 1)).labels]
     done = call("scan", *read, "--means", "zero", "--sets", "L0.H1+L1.H2,L0.MLP", "--json")
     assert [row["set"] for row in json.loads(done.stdout)["table"]] == [
-        *("none", "L0.H1+L1.H2", "L0.MLP")
+        *("full", "L0.H1+L1.H2", "L0.MLP")
     ]
 
 
@@ -45,7 +44,7 @@ def test_means_are_collected_on_the_training_rows(call, read):
 
 def test_the_shown_table_averages_cases_over_their_rows():
     numbers = {"accuracy_change": 0.0, "kl": 0.0, "agreement": 1.0, "logit_change": 0.0}
-    about = {"dataset": "d", "set": "none", **numbers}
+    about = {"dataset": "d", "set": "full", **numbers}
     table = pd.DataFrame(
         [
             {**about, "case": "a", "n": 1, "accuracy": 1.0},
@@ -69,7 +68,7 @@ def test_cases_are_shown_on_request(call, model, rows):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--sets", "L0.H1", "--pairs"), "expected either sets= or units="),
+        (("--sets", "L0.H1", "--pairs"), "expected either --sets or --units and --pairs, got both"),
         (("--units", "X1"), "expected a unit label such as 'L4.H0' or 'L4.MLP', got 'X1'"),
         (("--memory", "much"), "expected memory as"),
     ],

@@ -6,15 +6,18 @@ import json
 import pandas as pd
 import pytest
 
-from hc_lens.cli.sweep import by_seed, checkpoints, seeds_of, sweep_config
+from hc_lens.cli import sweep as command
+from hc_lens.cli.options import seeds_of
+from hc_lens.cli.parse import parse
+from hc_lens.cli.sweep import by_seed, named_models
+from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
-from hc_lens.spec import DataSpec
 
 
 @pytest.fixture
 def sweep(call, model, rows):
     def run(*more):
-        line = ("sweep", "--model", f"one={model}", "--task", "mnli", "--path", rows)
+        line = ("sweep", "--checkpoints", f"one={model}", "--task", "mnli", "--path", rows)
         line = (*line, "--sparsity", 0.5, "--seeds", "0,1", "--method", "random", "--workers", 1)
         return call(*line, "--out", "s", *more)
 
@@ -24,7 +27,7 @@ def sweep(call, model, rows):
 @pytest.fixture
 def fake(monkeypatch):
     """A sweep that runs nothing; gives the settings that it got. One of its two runs failed."""
-    module, configs = importlib.import_module("hc_lens.sweep"), []
+    module, configs = importlib.import_module("hc_lens.sweeps.sweep"), []
     failed = pd.DataFrame([{"checkpoint": "one", "sparsity": 0.5, "seed": 1, "why": "no luck"}])
     columns = ["checkpoint", "sparsity", "seed", "dataset", "n", "accuracy", "kl", "agreement"]
     table = pd.DataFrame([["one", 0.5, 0, "id", 4, 1.0, 0.0, 1.0]], columns=columns)
@@ -56,32 +59,32 @@ def test_the_settings_beside_a_sweep_repeat_it(sweep, call, fake):
 
 def test_seeds_in_a_settings_file_may_be_numbers(call, fake, tmp_path):
     (tmp_path / "s.toml").write_text(
-        'model = ["organism"]\ntask = "organism"\nheld_out = "validation"\nseeds = [0, 1]\n'
+        'checkpoints = ["organism"]\ntask = "organism"\nheld_out = "validation"\nseeds = [0, 1]\n'
         "sparsity = [0.5]\n"
     )
     call("sweep", "--config", "s.toml", "--out", "s")
     assert (fake[0].seeds, fake[0].sparsities) == ((0, 1), (0.5,))
 
 
-def test_a_sweep_comes_from_a_file(tmp_path):
+def test_a_sweep_comes_from_a_file(call, fake, tmp_path):
     data = '{ task = "mnli", limit = 3 }'
     (tmp_path / "sweep.toml").write_text(
         f'sparsities = [0.5]\nseeds = [0]\ntrain = {data}\nprune = {{ method = "random" }}\n'
         f'checkpoints = {{ one = "organism" }}\nevaluation = {{ id = {data} }}\n'
     )
-    config = sweep_config({"file": tmp_path / "sweep.toml"})
-    assert (config.n_runs, config.train) == (1, DataSpec("mnli", limit=3))
+    call("sweep", "sweep.toml", "--out", "s")
+    assert (fake[0].n_runs, fake[0].train) == (1, DataSpec("mnli", limit=3))
 
 
 def test_a_sweep_of_options_has_the_settings_of_pruning():
-    given = {"model": ["m"], "task": "organism", "sparsity": ["0.5", "0.7"], "seeds": ["0-2"]}
-    more = {
-        "reference": True,
-        "settings": ["lr=0.05"],
-        "evaluation_limit": 7,
-        "held_out": "validation",
-    }
-    config = sweep_config({**given, **more, "ood": "organism-ood", "rows_seed": 4, "limit": 9})
+    line = (
+        "--checkpoints m --task organism --sparsity 0.5,0.7 --seeds 0-2 --reference --lr 0.05 "
+        "--evaluation-limit 7 --held-out validation --ood organism-ood --rows-seed 4 --limit 9 "
+        "--out s"
+    )
+    called = parse("sweep", command.run, line.split())
+    assert called is not None
+    config = called.settings.config()
     assert config.prune == {"preset": "reference", "lr": 0.05}
     assert (config.sparsities, config.seeds) == ((0.5, 0.7), (0, 1, 2))
     assert config.train == DataSpec("organism", limit=9, seed=4)
@@ -100,22 +103,22 @@ def test_a_failed_run_is_exit_code_1_after_the_table(sweep, fake):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("line", "told"),
     [
-        ({"file": "x.toml", "task": "mnli"}, "from x.toml or from options, got both (task)"),
-        ({"task": "mnli", "model": ["m"]}, "missing --sparsity, --seeds"),
+        ("x.toml --task mnli --steps 3", "from x.toml or from options, got both (task, steps)"),
+        ("--task mnli --checkpoints m", "missing --sparsity, --seeds"),
     ],
 )
-def test_a_file_or_all_options_are_needed(values, told):
-    with pytest.raises(HcLensError) as caught:
-        sweep_config(values)
-    assert told in str(caught.value)
+def test_a_file_or_all_options_are_needed(call, line, told):
+    done = call("sweep", *line.split(), "--out", "s")
+    assert done.exit_code == 1
+    assert told in done.stderr
 
 
 def test_checkpoints_have_names_where_they_are_given(tmp_path):
     (tmp_path / "a=b").mkdir()
     odd = str(tmp_path / "a=b")
-    assert checkpoints(["organism:400", "last=organism", odd]) == {
+    assert named_models(["organism:400", "last=organism", odd]) == {
         "organism:400": "organism:400",
         "last": "organism",
         odd: odd,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hc_lens as hc
-from hc_lens.data.batches import MOST_PADDING, bucket, sample
-from hc_lens.data.encode import digest
+from hc_lens.data.batches import MOST_PADDING, bucket, named_batches, sample
 from hc_lens.errors import HcLensError
+from hc_lens.records import digest
 from tests import tiny
 from tests.hc_lens.data.conftest import PAIRS
 
@@ -235,8 +235,10 @@ def test_a_checkpoint_without_label_names_needs_them_and_says_so(task):
     model = hc.load(tiny.tiny_hf("bert", labels=names), tokenizer=tiny.bert_tokenizer())
     with pytest.raises(HcLensError, match=r"placeholders \['LABEL_0'.*labels=\[\.\.\.\]"):
         task.batches(model)
-    named = task.batches(model, labels=["neutral", "contradiction", "entailment"])
-    assert named.to_task.tolist() == [1, 2, 0]
+    labels = ["neutral", "contradiction", "entailment"]
+    checkpoint = tiny.tiny_hf("bert", labels=names)
+    named = hc.load(checkpoint, tokenizer=tiny.bert_tokenizer(), labels=labels)
+    assert task.batches(named).to_task.tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -312,6 +314,8 @@ def test_tokens_are_read_from_the_cache_the_second_time(bert, task, cache, monke
 
 
 def test_every_setting_that_matters_changes_the_fingerprint(bert, gpt2, task):
+    order = ["neutral", "entailment", "contradiction"]
+    renamed = hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer(), labels=order)
     prints = {
         name: task.batches(model, **settings).fingerprint
         for name, model, settings in [
@@ -320,7 +324,7 @@ def test_every_setting_that_matters_changes_the_fingerprint(bert, gpt2, task):
             ("limit", bert, {"limit": 3}),
             ("length", bert, {"max_length": 9}),
             ("budget", bert, {"token_budget": 40}),
-            ("labels", bert, {"labels": ["neutral", "entailment", "contradiction"]}),
+            ("labels", renamed, {}),
             ("tokenizer", gpt2, {}),
             ("side", gpt2, {"padding_side": "left"}),
             ("separator", gpt2, {"separator": " "}),
@@ -351,7 +355,7 @@ def test_the_fingerprint_does_not_depend_on_what_the_tokenizer_did_before(bert, 
     used(["the judge"], truncation=True, max_length=4, padding="max_length")
     model = hc.load(tiny.tiny_hf("bert"), tokenizer=used)
     assert task.batches(model).fingerprint == task.batches(bert).fingerprint
-    assert digest(["ab", "c"]) != digest(["a", "bc"])
+    assert digest("ab", "c") != digest("a", "bc")
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(bert, task, cache):
@@ -376,3 +380,95 @@ def test_less_than_a_tenth_of_mnli_is_padding(shared_data, bert):
     real = sum(int(batch.mask.sum()) for batch in batches)
     assert batches.padding == pytest.approx(1 - real / padded)
     assert batches.padding < 0.1
+
+
+def own_rows(n: int = 40) -> hc.Task:
+    """Rows of one to nine words in three cases, as a task."""
+    rows = [
+        {"text": "the " * (1 + 7 * row % 9), "label": NLI[row % 3], "kind": f"k{row % 3}"}
+        for row in range(n)
+    ]
+    return hc.Task.from_rows(rows, columns="text", labels=NLI, case="kind")
+
+
+def test_taking_rows_of_a_batch_keeps_their_width_and_everything_that_goes_with_them(bert):
+    batch = own_rows().batches(bert, token_budget=60)[0]
+    part = batch.take([2, 0])
+    assert part.rows.tolist() == [batch.rows[2], batch.rows[0]]
+    assert part.labels.tolist() == [batch.labels[2], batch.labels[0]]
+    assert part.cases == (batch.cases[2], batch.cases[0])
+    for name, tensor in part.inputs.items():
+        assert torch.equal(tensor, batch.inputs[name][[2, 0]])
+
+
+def rows_by_hand(batches, wanted: set[int]):
+    """The batches cut to some rows with `Batch.take`, without those that are left empty."""
+    chosen = [
+        batch.take([at for at, row in enumerate(batch.rows.tolist()) if row in wanted])
+        for batch in batches
+        if wanted & set(batch.rows.tolist())
+    ]
+    return everything(chosen)
+
+
+def test_limited_batches_hold_the_sampled_rows_in_their_old_order_and_width(bert):
+    batches = own_rows().batches(bert, token_budget=60)
+    few = batches.limited(7)
+    wanted = set(batches.rows[sample(40, 7, seed=0)].tolist())
+    assert same(everything(few), rows_by_hand(batches, wanted))
+    assert few.n_rows == 7
+    assert few.name == batches.name
+    assert set(few.rows.tolist()) == wanted
+    assert few.rows.tolist() == sorted(wanted)
+    logits = [batch.rows[:, None].double() for batch in few]
+    assert few.restore(logits).flatten().tolist() == sorted(wanted)
+
+
+def test_a_sample_does_not_depend_on_how_the_rows_are_batched(bert):
+    one, other = own_rows().batches(bert, token_budget=60), own_rows().batches(bert, seed=5)
+    assert one.limited(9).rows.tolist() == other.limited(9).rows.tolist()
+    assert one.limited(9).rows.tolist() != one.limited(9, seed=1).rows.tolist()
+
+
+def test_a_limit_that_is_no_smaller_gives_the_batches_themselves(bert):
+    batches = own_rows().batches(bert)
+    assert batches.limited(40) is batches
+    assert batches.limited(None) is batches
+    for wrong in (0, -1, True):
+        with pytest.raises(HcLensError, match="limit as a positive number of rows"):
+            batches.limited(wrong)
+
+
+def test_the_rows_of_some_cases_are_batches_of_their_own(bert):
+    batches = own_rows().batches(bert, token_budget=60)
+    part = batches.of_cases("k2", "k0")
+    wanted = {row for row in range(40) if row % 3 != 1}
+    assert same(everything(part), rows_by_hand(batches, wanted))
+    assert part.name == f"{batches.name}/k2+k0"
+    assert part.n_rows == len(wanted)
+    assert {case for batch in part for case in batch.cases} == {"k0", "k2"}
+    assert part.labels == batches.labels
+    logits = torch.zeros(1, 3)
+    assert torch.equal(part.log_probs(logits), batches.log_probs(logits))
+    for cases in (["k9"], []):
+        with pytest.raises(HcLensError, match=r"expected a case among \['k0', 'k1', 'k2'\]"):
+            batches.of_cases(*cases)
+
+
+def test_chosen_rows_have_a_fingerprint_of_their_own(bert):
+    batches = own_rows().batches(bert)
+    made = [batches, batches.limited(7), batches.limited(8), batches.of_cases("k1")]
+    assert len({each.fingerprint for each in made}) == 4
+    assert batches.limited(7).fingerprint == batches.limited(7).fingerprint
+    assert batches.of_cases("k1").limited(3).n_rows == 3
+
+
+def test_batches_go_by_the_names_they_are_given_or_by_their_own(bert, task):
+    batches = task.batches(bert)
+    assert named_batches(batches) == {"rows/train": batches}
+    assert named_batches({"dev": batches}) == {"dev": batches}
+    for wrong in ([1, 2], "mnli", {"dev": task}):
+        with pytest.raises(HcLensError, match=r"batches by name.*got a (list|str|Task)"):
+            named_batches(wrong)  # type: ignore[arg-type]
+    with pytest.raises(HcLensError, match="rows in every dataset, got no dataset"):
+        named_batches({})

@@ -70,24 +70,14 @@ def test_paws_words_match_qqp_words():
 
 @pytest.mark.parametrize("model", [{0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, {0: "0", 1: "1"}])
 def test_placeholder_names_ask_for_labels(model):
-    with pytest.raises(HcLensError, match=r"placeholders.*task\.batches\(model, labels=\[\.\.\.\]"):
+    with pytest.raises(HcLensError, match=r"placeholders.*hc\.load\(\.\.\., labels=\[\.\.\.\]"):
         align(model, NLI)
-
-
-def test_given_names_replace_placeholders():
-    model = {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
-    assert align(model, NLI, ["contradiction", "entailment", "neutral"]) == [2, 0, 1]
-
-
-def test_given_names_must_be_as_many_as_the_logits():
-    with pytest.raises(HcLensError, match=r"each of the model's 3 labels, got \['a', 'b'\]"):
-        align({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, NLI, ["a", "b"])
 
 
 def test_a_model_without_names_asks_for_labels():
     with pytest.raises(HcLensError, match="a model without label names"):
         align({}, NLI)
-    assert align({}, DUPLICATE, ["duplicate", "not_duplicate"]) == [1, 0]
+    assert align({0: "duplicate", 1: "not_duplicate"}, DUPLICATE) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import hc_lens as hc
-from hc_lens.data import sources
+from hc_lens.data import readers
 from hc_lens.errors import HcLensError
 
 HANS = {
@@ -110,7 +110,7 @@ def test_paws_qqp_without_path_says_how_to_get_it():
 
 
 def test_a_named_task_without_network_says_how_to_pass_a_path(monkeypatch):
-    monkeypatch.setattr(sources, "_reachable", lambda repo: False)
+    monkeypatch.setattr(readers, "_reachable", lambda repo: False)
     with pytest.raises(HcLensError, match=r"no connection.*pass path= with heuristics_evaluation"):
         hc.Task.named("hans")
 
@@ -123,7 +123,7 @@ def test_a_named_task_asks_the_hub_for_the_right_repository(monkeypatch):
         asked.append((repo, config, revision))
         return {"validation": table}
 
-    monkeypatch.setattr(sources, "_reachable", lambda repo: True)
+    monkeypatch.setattr(readers, "_reachable", lambda repo: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     hc.Task.named("mnli")
     hc.Task.from_hub("me/mine", "small", columns="premise", labels=["no", "yes"])
@@ -232,3 +232,20 @@ def test_all_of_paws_qqp_is_read(shared_data):
     task = hc.Task.named("paws-qqp", shared_data / "paws_qqp.parquet")
     labels = Counter(task.labels[label] for label in task.dataset()["label"])
     assert labels == {"not_duplicate": 8_696, "duplicate": 12_663 - 8_696}
+
+
+@pytest.mark.parametrize(
+    ("splits", "training", "held_out"),
+    [
+        (("train", "validation_matched", "test"), "train", "validation_matched"),
+        (("extra", "train", "dev"), "train", "dev"),
+        (("first", "test"), "first", "test"),
+        (("train",), "train", "train"),
+        (("validation",), "validation", "validation"),
+    ],
+)
+def test_a_task_knows_which_split_is_for_training_and_which_is_held_out(splits, training, held_out):
+    rows = {split: [{"text": "a", "label": "x"}] for split in splits}
+    task = hc.Task.from_rows(rows, columns="text", labels=("x", "y"))
+    assert task.training_split() == training
+    assert task.held_out_split() == held_out

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import hc_lens as hc
@@ -8,6 +9,7 @@ from hc_lens.models import fingerprint
 from tests import tiny
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process(tmp_path):
     folder = tiny.save_checkpoint(tmp_path / "checkpoint")
     code = f"import hc_lens as hc; print(hc.load({str(folder)!r}).fingerprint)"

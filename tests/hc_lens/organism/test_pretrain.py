@@ -36,13 +36,11 @@ def test_pretraining_is_decided_by_its_seed_and_leaves_the_global_generator_alon
             torch.manual_seed(0)
             config = BertConfig(
                 vocab_size=len(WORDS),
-                hidden_size=16,
+                **dict.fromkeys(("hidden_size", "intermediate_size"), 16),
                 num_hidden_layers=1,
                 num_attention_heads=2,
-                intermediate_size=16,
                 max_position_embeddings=64,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
+                **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
             )
             model = BertForSequenceClassification(config)
         settings = PretrainConfig(steps=3, warmup_steps=1, batch_size=4, seed=seed)

@@ -1,5 +1,0 @@
-"""``python -m analyses.composition``."""
-
-from analyses.composition.cli import main
-
-main()

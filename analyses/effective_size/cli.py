@@ -1,0 +1,61 @@
+"""The command ``hc-lens analyse effective-size``.
+
+It reads a store of sweeps, runs nothing, and writes the table and the figure with ``--out``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from analyses.effective_size.config import SizeConfig
+from hc_lens.cli import options
+from hc_lens.cli.work import Work
+
+
+@options.changes(SizeConfig, "id", "ood", "cases", "chance")
+class Choices:
+    """When a subnetwork does what the model does."""
+
+
+@options.section()
+class Settings:
+    """Which runs, and which of their rows."""
+
+    store: options.Store = field(kw_only=False)
+    choices: Choices = field(default_factory=Choices)
+    id_name: str = "id"
+    """Name of the in-domain dataset in the store."""
+    ood_name: str = "ood"
+    """Name of the out-of-domain dataset in the store; '' for none."""
+    cases: options.Names = ()
+    """Cases of the out-of-domain dataset to use; by default all."""
+    id_labels: int = 0
+    """Number of labels in domain, for the floor; 0 if it is not known."""
+    ood_labels: int = 0
+    """Number of labels out of domain, for the floor; 0 if it is not known."""
+    output: options.Output = field(default_factory=options.Output)
+    table: options.Table = field(default_factory=options.Table)
+
+    def config(self) -> SizeConfig:
+        """When a subnetwork does what the model does, and on which rows."""
+        labels = {self.id_name: self.id_labels, self.ood_name: self.ood_labels}
+        return SizeConfig(
+            **options.given(self.choices),
+            id=self.id_name,
+            ood=self.ood_name or None,
+            cases=self.cases,
+            chance={name: 1 / count for name, count in labels.items() if name and count},
+        )
+
+
+def run(settings: Settings, work: Work) -> None:
+    """Effective size of each checkpoint in domain, out of domain and mixed (arXiv 2403.03942)."""
+    from analyses.effective_size import effective_size
+    from analyses.effective_size.figures import figure
+
+    runs = work.store(settings.store)
+    if not work.begin():
+        return
+    sizes = effective_size(runs.table, runs.full, settings.config())
+    work.keep(lambda folder: figure(sizes).savefig(folder / "effective-size.png", dpi=150))
+    work.finish(sizes)

@@ -1,0 +1,61 @@
+"""The figure of a table of `analyses.effective_size`.
+
+`figure` is Figure 6 of Bhaskar, Friedman and Chen (2024): the effective size along training, a line
+for each target, above the full model's accuracy. A hollow mark is a size with a flag: at the grid's
+ceiling, with no sparsity that passes, of a model at chance, or with runs missing.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analyses.style import BLUE, GREEN, RED, legend, panels
+from hc_lens.errors import HcLensError
+
+STYLES = {
+    "id": (BLUE, "o", "in domain", -0.1),
+    "ood": (RED, "s", "out of domain", 0.0),
+    "mix": (GREEN, "D", "mix", 0.1),
+}
+"""Colour, mark and name of each target, and how far to the side of the checkpoint it is drawn."""
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """The table of `effective_size`: size and full-model accuracy by checkpoint."""
+    missing = [name for name in ("effective_size", "target", "floor") if name not in table]
+    if missing or table.empty:
+        raise HcLensError(
+            f"expected the table of effective_size(...), got one without {missing or 'rows'}"
+        )
+    names = list(dict.fromkeys(table["checkpoint"]))
+    position = {name: number for number, name in enumerate(names)}
+    drawing, (upper, lower) = panels((7.0, 5.4), rows=2, sharex=True, height_ratios=(2, 1))
+    for target, (colour, mark, label, aside) in STYLES.items():
+        rows = table.loc[table["target"] == target]
+        if rows.empty:
+            continue
+        # Beside each other, so that equal sizes do not hide each other.
+        at = rows["checkpoint"].map(position) + aside
+        upper.plot(at, rows["effective_size"], color=colour, linewidth=1.8, zorder=2)
+        if rows["std"].notna().any():
+            upper.errorbar(at, rows["effective_size"], rows["std"], fmt="none", ecolor=colour)
+        for x, size, flag in zip(at, rows["effective_size"], flagged(rows), strict=True):
+            fill = "white" if flag else colour
+            upper.plot(x, size, mark, color=fill, markeredgecolor=colour, mew=1.8, ms=7, zorder=3)
+        lower.plot(at, 100 * rows["full"], f"{mark}-", color=colour, markersize=5)
+        upper.plot([], [], f"{mark}-", color=colour, label=label)
+    upper.plot([], [], "o", color="white", markeredgecolor="0.3", mew=1.8, label="flagged")
+    upper.set(ylabel="effective size (% of units)", ylim=(0, 104))
+    lower.set(ylabel="full model (%)", xlabel="checkpoint", ylim=(-5, 105))
+    lower.set_xticks(range(len(names)), list(map(str, names)))
+    for axes in (upper, lower):
+        axes.grid(axis="y", color="0.9")
+    legend(drawing, 4)
+    return drawing
+
+
+def flagged(table: pd.DataFrame) -> pd.Series:
+    """Whether a size carries a flag that changes how it reads."""
+    floor = table["floor"].fillna(False).astype(bool)
+    return table["ceiling"] | table["none_passes"] | floor | (table["missing"] > 0)

@@ -1,5 +1,0 @@
-"""``python -m analyses.extractive``."""
-
-from analyses.extractive.cli import main
-
-main()

@@ -1,0 +1,73 @@
+"""Statistics that several analyses share.
+
+1. `bootstrap_means`: the bootstrap for rows that are all at hand (Efron 1979). Every resample draws
+   as many rows as there are, with replacement.
+2. `poisson_weights`: the bootstrap for rows that stream past. Each row is drawn Poisson(1) times in
+   each replicate, from a stream of its own, so that neither the batches nor the number of rows
+   matter.
+3. `holm` corrects p-values for the number of tests (Holm 1979).
+4. `rank_correlation` is Spearman's, which does not exist if one side is constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.stats import spearmanr
+
+BLOCK = 4_000_000
+"""Most resampled rows that are held at once."""
+
+
+class Correlation(NamedTuple):
+    """A rank correlation."""
+
+    rho: float
+    """Spearman's rho; NaN if one of the sides is constant."""
+    p: float
+    """Two-sided p-value, from the t distribution."""
+    n: int
+    """Number of pairs of values."""
+
+
+def rank_correlation(
+    first: Float[np.ndarray, "values"], second: Float[np.ndarray, "values"]
+) -> Correlation:
+    """Spearman's rank correlation of two lists of values."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return Correlation(math.nan, math.nan, len(first))
+    found: Any = spearmanr(first, second)
+    return Correlation(float(found.statistic), float(found.pvalue), len(first))
+
+
+def bootstrap_means(
+    values: Float[np.ndarray, "series rows"], n_resamples: int, rng: np.random.Generator
+) -> Float[np.ndarray, "resamples series"]:
+    """Means over rows drawn with replacement, the same draws for every series."""
+    n = values.shape[1]
+    means, block = [], max(1, BLOCK // n)
+    for first in range(0, n_resamples, block):
+        size = min(block, n_resamples - first)
+        means.append(rng.multinomial(n, np.full(n, 1 / n), size=size) @ values.T / n)
+    return np.concatenate(means)
+
+
+def poisson_weights(
+    rows: Iterable[int], n_replicates: int, seed: int
+) -> Int[np.ndarray, "rows replicates"]:
+    """How often each row is drawn in each replicate; it depends on nothing but row and seed."""
+    draws = [np.random.default_rng([seed, row]).poisson(1.0, n_replicates) for row in rows]
+    return np.stack(draws)
+
+
+def holm(p: Float[np.ndarray, "tests"]) -> Float[np.ndarray, "tests"]:
+    """Holm's step-down correction of p-values."""
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
+    corrected = np.empty_like(p)
+    corrected[order] = stepped
+    return corrected

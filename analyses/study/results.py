@@ -1,0 +1,57 @@
+"""The run folder of a study: the names of its files, and what its steps wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hc_lens.records import read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KIND = "study"
+"""The kind of work that a run folder holds."""
+REPORT = "report"
+"""The step that writes the page, its numbers and the settings."""
+PAGE, FACTS, SETTINGS = "report.html", "facts.json", "study.toml"
+"""What it writes."""
+PUBLISHED = "pages.json"
+"""The hashes of the pages that were copied to the top of the run folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The files of some steps."""
+
+    folders: Mapping[str, Path]
+    """The folder of each step."""
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table by its step and its name, such as ``core/spread``."""
+        step, _, file = name.partition("/")
+        return read_table(self.folders[step] / f"{file}.csv")
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """The fingerprints of the model and of the rows, and the adversarial cases."""
+        return json.loads((self.folders["inputs"] / "inputs.json").read_bytes())
+
+    @cached_property
+    def core(self) -> dict[str, Any]:
+        """The core, its size against chance, and the early core."""
+        return json.loads((self.folders["core"] / "core.json").read_bytes())
+
+    @property
+    def cases(self) -> list[str]:
+        """The adversarial cases."""
+        return self.inputs["adversarial"]
+
+    @property
+    def heads(self) -> list[str]:
+        """The heads that the steps after the core look at."""
+        return self.core["looked_at"]

@@ -1,0 +1,1 @@
+"""Attention patterns, with the words that the tokens belong to."""

@@ -1,0 +1,381 @@
+"""One transformer block in the shapes that the kernels read, for every engine.
+
+1. `Heads` holds the weights of the attention, `Norm` a normalisation, `Mlp` a plain or gated MLP.
+   They are plain tensors: a `Block` is made by a view of a model (`hc_lens.models.views`), which
+   may replace any weight, and everything here can be differentiated with respect to them.
+2. Queries, keys and values come from one matrix product, attention from PyTorch's fused kernel,
+   layer norms from ``layer_norm``: the model's own arithmetic without its hook points.
+3. Where only one position of each row matters, `Block.attend_at` computes the attention there. If
+   keys depend on their tokens alone, ``q . (x W_K)`` is computed as ``(q W_K) . x`` and
+   ``p (x W_V)`` as ``(p x) W_V``, so no token is projected to a key or a value.
+4. What follows the attention depends on where the norms stand:
+   post-norm (BERT) ``n = norm1(x + a); norm2(n + mlp(n))``, pre-norm (GPT-2)
+   ``m = x + a; m + mlp(norm2(m))``, parallel (GPT-NeoX) ``x + a + mlp(norm2(x))``. Gemma 2 also
+   normalises what the attention and the MLP write.
+5. Pads are never attended to; what a pad's own query sees is free, as nobody reads it.
+
+A new kind of model needs one new view and nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+
+Kind = Literal["q", "k", "v"]
+"""What a head makes of its input: queries, keys or values."""
+KINDS: tuple[Kind, ...] = ("q", "k", "v")
+
+Resid = Float[Tensor, "rows pos d_model"]
+"""A residual stream, or something added to it."""
+PerHead = Float[Tensor, "rows pos heads d_head"]
+"""Queries, keys, values or outputs of every head."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Who may attend to whom in a batch; without arguments a batch without pads."""
+
+    mask: Int[Tensor, "batch pos"] | None = None
+    """The 0/1 attention mask that the model hands to its layers; rotary positions depend on it."""
+    allowed: Bool[Tensor, "batch 1 queries pos"] | None = None
+    """What each token may attend to; None for all tokens (in a causal model all earlier ones)."""
+    reads: Int[Tensor, "batch"] | None = None
+    """The position at which each row is read, for `Block.attend_at`."""
+    allowed_at_reads: Bool[Tensor, "batch pos"] | None = None
+    """What the token at the read position may attend to; None for all tokens."""
+
+    @classmethod
+    def of(
+        cls,
+        mask: Int[Tensor, "batch pos"] | None,
+        reads: Int[Tensor, "batch"],
+        pos: int,
+        causal: bool,
+    ) -> Context:
+        """The context of a batch of `pos` positions with its attention mask and read positions."""
+        real = None if mask is None or bool(mask.all()) else mask.bool()
+        if not causal:
+            allowed = None if real is None else real[:, None, None, :]
+            return cls(mask, allowed, reads, real)
+        positions = torch.arange(pos, device=reads.device)
+        before = positions <= reads[:, None]
+        at_reads = before if real is None else real & before
+        return cls(mask, None if real is None else _causal(real), reads, at_reads)
+
+    def at_reads(self, x: Float[Tensor, "rows pos *rest"]) -> Float[Tensor, "rows 1 *rest"]:
+        """Each row at the position where it is read."""
+        assert self.reads is not None
+        rows = torch.arange(len(x), device=x.device)
+        return x[rows, repeated(self.reads, len(x))][:, None]
+
+
+def _causal(real: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch 1 pos pos"]:
+    """Earlier tokens that are not pads; a pad sees itself, so that no softmax is empty."""
+    pos = real.shape[1]
+    before = torch.ones(pos, pos, dtype=torch.bool, device=real.device).tril()
+    itself = torch.eye(pos, dtype=torch.bool, device=real.device)
+    return ((before & real[:, None, :]) | itself)[:, None]
+
+
+def repeated(per_row: Tensor, rows: int) -> Tensor:
+    """What belongs to the rows of a batch, for several copies of the batch stacked along it."""
+    if len(per_row) == 1:
+        return per_row.expand(rows, *per_row.shape[1:])
+    copies = rows // len(per_row)
+    return per_row if copies == 1 else per_row.repeat(copies, *[1] * (per_row.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm ``c(x) / s(x) * weight + bias``, or an RMS norm, which does not centre."""
+
+    centres: bool
+    """Whether c(x) is x minus its mean, as in a layer norm, or x itself, as in an RMS norm."""
+    eps: float
+    weight: Float[Tensor, "width"] | None = None
+    """None where it is folded into the weights behind the norm."""
+    bias: Float[Tensor, "width"] | None = None
+    identity: bool = False
+    """Whether the model has no norm here."""
+
+    def __call__(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """The normalised input."""
+        if self.identity:
+            return x
+        if self.centres and self.weight is not None:
+            return layer_norm(x, (len(self.weight),), self.weight, self.bias, self.eps)
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        centred = self.centred(wide)
+        normed = (centred / self._scale_of(centred)).to(x.dtype)
+        return normed if self.weight is None else normed * self.weight
+
+    def centred(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """c(x)."""
+        return x - x.mean(-1, keepdim=True) if self.centres else x
+
+    def scale(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows 1"]:
+        """``s(x) = sqrt(mean(c(x)^2) + eps)``."""
+        return self._scale_of(self.centred(x))
+
+    def _scale_of(self, centred: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows 1"]:
+        return (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+NO_NORM = Norm(centres=False, eps=0.0, identity=True)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """``act(x W_in + b_in) W_out + b_out``, or gated: ``(act(x W_gate) * x W_in + b_in) W_out``."""
+
+    W_in: Float[Tensor, "d_model d_mlp"]
+    b_in: Float[Tensor, "d_mlp"]
+    W_out: Float[Tensor, "d_mlp d_model"]
+    b_out: Float[Tensor, "d_model"]
+    act: Callable[[Tensor], Tensor]
+    W_gate: Float[Tensor, "d_model d_mlp"] | None = None
+
+    def __call__(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """What the MLP writes."""
+        flat = x.flatten(0, -2)
+        if self.W_gate is None:
+            hidden = self.act(torch.addmm(self.b_in, flat, self.W_in))
+        else:
+            hidden = self.act(flat @ self.W_gate) * (flat @ self.W_in) + self.b_in
+        return torch.addmm(self.b_out, hidden, self.W_out).view_as(x)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The weights of one layer's attention; keys and values may be shared by groups of heads."""
+
+    W_Q: Float[Tensor, "heads d_model d_head"]
+    W_K: Float[Tensor, "groups d_model d_head"]
+    W_V: Float[Tensor, "groups d_model d_head"]
+    b_Q: Float[Tensor, "heads d_head"]  # noqa: N815
+    b_K: Float[Tensor, "groups d_head"]  # noqa: N815
+    b_V: Float[Tensor, "groups d_head"]  # noqa: N815
+    W_O: Float[Tensor, "heads d_head d_model"]
+    b_O: Float[Tensor, "d_model"]  # noqa: N815
+    scale: float
+    """Scores are divided by it."""
+    causal: bool
+    """Whether a token sees only itself and earlier tokens."""
+    window: int | None = None
+    """How many tokens back a token sees, itself included; None for all of them."""
+    rotate: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    """Rotary positions: queries or keys and the attention mask to the rotated ones."""
+    norm_q: Norm = NO_NORM
+    """Norm of each head's queries."""
+    norm_k: Norm = NO_NORM
+    """Norm of each head's keys."""
+
+    @property
+    def shared(self) -> int:
+        """How many heads share their keys and values."""
+        return len(self.W_Q) // len(self.W_K)
+
+    @property
+    def plain_keys(self) -> bool:
+        """Whether keys are a linear map of their tokens, one for each head."""
+        return self.rotate is None and self.norm_k.identity and self.shared == 1
+
+    def expanded(self, groups: Tensor, dim: int) -> Tensor:
+        """What belongs to groups of heads along a dimension, for every head."""
+        return groups if self.shared == 1 else groups.repeat_interleave(self.shared, dim=dim)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block."""
+
+    heads: Heads
+    norm1: Norm
+    """In front of the heads; in a post-norm block behind the attention."""
+    norm2: Norm = NO_NORM
+    """In front of the MLP; in a post-norm block behind it."""
+    mlp: Mlp | Callable[[Tensor], Tensor] | None = None
+    """None in a model with attention alone."""
+    post_norm: bool = False
+    parallel: bool = False
+    """Whether the MLP reads what the heads read, not what they wrote."""
+    attention_norm: Norm = NO_NORM
+    """Norm of what the heads write together (Gemma 2)."""
+    mlp_out_norm: Norm = NO_NORM
+    """Norm of what the MLP writes (Gemma 2)."""
+
+    @cached_property
+    def W_qkv(self) -> Float[Tensor, "rows d_model"]:  # noqa: N802
+        """The weights of queries, keys and values, one below the other."""
+        parts = (self.heads.W_Q, self.heads.W_K, self.heads.W_V)
+        return torch.cat([rearrange(weight, "h d e -> (h e) d") for weight in parts])
+
+    @cached_property
+    def b_qkv(self) -> Float[Tensor, "rows"]:
+        """The biases of queries, keys and values, one behind the other."""
+        return torch.cat([b.flatten() for b in (self.heads.b_Q, self.heads.b_K, self.heads.b_V)])
+
+    @property
+    def mlp_norm(self) -> Norm:
+        """The norm in front of the MLP."""
+        return self.norm1 if self.post_norm else self.norm2
+
+    def attention_input(self, x: Resid) -> Resid:
+        """What the heads read."""
+        return x if self.post_norm else self.norm1(x)
+
+    def project(self, x: Resid, kind: Kind, bias: bool = True) -> PerHead:
+        """Queries, keys or values of every head, before any norm and rotation of them."""
+        sizes = self._sizes
+        at = slice(sum(sizes[: KINDS.index(kind)]), sum(sizes[: KINDS.index(kind) + 1]))
+        out = linear(x, self.W_qkv[at], self.b_qkv[at] if bias else None)
+        out = rearrange(out, "r p (h e) -> r p h e", e=self._d_head)
+        return out if kind == "q" else self.heads.expanded(out, dim=2)
+
+    def attention(self, x: Resid, context: Context) -> PerHead:
+        """The output of every head that reads `x`, at every position."""
+        return self._attended(*self._qkv(x, context), context)
+
+    def attend(self, q: PerHead, k: PerHead, v: PerHead, context: Context) -> PerHead:
+        """The output of every head with its queries, keys and values as `project` gives them."""
+        q, k = self._turned(q, k, context)
+        return self._attended(q, k, v, context)
+
+    def attend_at(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 heads d_head"]:
+        """The output of every head that reads `x`, at each row's read position."""
+        allowed = self._allowed_at_reads(x, context)
+        heads, width = self.heads, self._sizes[0]
+        if not heads.plain_keys:
+            q, k, v = self._qkv(x, context)
+            q, k, v = (part.transpose(1, 2) for part in (context.at_reads(q), k, v))
+            mask = None if allowed is None else allowed[:, None]
+            z = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1 / heads.scale)
+            return z.transpose(1, 2)
+        read = context.at_reads(x)[:, 0]
+        q = linear(read, self.W_qkv[:width], self.b_qkv[:width])
+        q = rearrange(q, "rows (h e) -> h rows e", e=self._d_head)
+        # Keys as (q W_K) . x: their bias moves all scores of a head alike and drops out.
+        keyed = rearrange(q @ heads.W_K.transpose(1, 2), "h rows d -> rows h d")
+        scores = torch.bmm(keyed, x.transpose(1, 2)) / heads.scale
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        mixed = rearrange(torch.bmm(scores.softmax(-1), x), "rows h d -> h rows d")
+        return rearrange(mixed @ heads.W_V + heads.b_V[:, None], "h rows e -> rows 1 h e")
+
+    def attention_out(self, z: PerHead) -> Resid:
+        """What the heads write together, before `attention_norm`."""
+        return linear(z.flatten(2), self.heads.W_O.flatten(0, 1).T, self.heads.b_O)
+
+    def written_by_heads(self, z: PerHead) -> Float[Tensor, "rows pos heads d_model"]:
+        """What each head writes; with b_O their sum is `attention_out`."""
+        return torch.einsum("rphe,hed->rphd", z, self.heads.W_O)
+
+    def mlp_out(self, mlp_in: Resid) -> Resid:
+        """What the MLP adds to the stream if it reads `mlp_in`."""
+        assert self.mlp is not None
+        return self.mlp_out_norm(self.mlp(mlp_in))
+
+    def before_mlp(self, x: Resid, attention: Resid) -> Resid:
+        """The input of the norm in front of the MLP, from what the attention adds to the stream."""
+        return x if self.parallel else x + attention
+
+    def close(self, x: Resid, attention: Resid, mlp_in: Resid, mlp_out: Resid) -> Resid:
+        """The stream behind the block, before the last norm of a post-norm block."""
+        return mlp_in + mlp_out if self.post_norm else x + attention + mlp_out
+
+    def finish(self, moved: Resid, parallel_mlp_out: Resid | None = None) -> Resid:
+        """The stream behind the block, when `moved` is its stream behind the attention.
+
+        In a parallel block the MLP does not read `moved`, so what it adds is given.
+        """
+        if self.mlp is None:
+            return moved
+        if parallel_mlp_out is not None:
+            return moved + parallel_mlp_out
+        mlp_in = self.mlp_norm(moved)
+        if self.post_norm:
+            return self.norm2(mlp_in + self.mlp_out(mlp_in))
+        return moved + self.mlp_out(mlp_in)
+
+    def __call__(self, x: Resid, context: Context) -> Resid:
+        """The stream behind the block."""
+        z = self.attention(self.attention_input(x), context)
+        moved = x + self.attention_norm(self.attention_out(z))
+        return self.finish(moved, self.mlp_out(self.norm2(x)) if self.parallel else None)
+
+    def at_reads(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 d_model"]:
+        """The stream behind the block at each row's read position alone."""
+        read = context.at_reads(x)
+        z = self.attend_at(self.attention_input(x), context)
+        moved = read + self.attention_norm(self.attention_out(z))
+        return self.finish(moved, self.mlp_out(self.norm2(read)) if self.parallel else None)
+
+    @cached_property
+    def _d_head(self) -> int:
+        return self.heads.W_O.shape[1]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Rows of `W_qkv` that make queries, keys and values."""
+        return [len(w) * self._d_head for w in (self.heads.W_Q, self.heads.W_K, self.heads.W_V)]
+
+    def _qkv(self, x: Resid, context: Context) -> tuple[PerHead, PerHead, PerHead]:
+        """Queries, keys and values of every head from one product, normalised and rotated."""
+        split = linear(x, self.W_qkv, self.b_qkv).split(self._sizes, dim=-1)
+        q, k, v = (rearrange(part, "r p (h e) -> r p h e", e=self._d_head) for part in split)
+        q, k = self._turned(q, k, context)
+        return q, self.heads.expanded(k, dim=2), self.heads.expanded(v, dim=2)
+
+    def _turned(
+        self, q: PerHead, k: Float[Tensor, "rows pos groups d_head"], context: Context
+    ) -> tuple[PerHead, Float[Tensor, "rows pos groups d_head"]]:
+        """Queries and keys normalised and rotated, where the model does so."""
+        q, k = self.heads.norm_q(q), self.heads.norm_k(k)
+        if self.heads.rotate is None:
+            return q, k
+        mask = None if context.mask is None else repeated(context.mask, len(q))
+        return self.heads.rotate(q, mask), self.heads.rotate(k, mask)
+
+    def _attended(self, q: PerHead, k: PerHead, v: PerHead, context: Context) -> PerHead:
+        allowed = self._allowed(q, context)
+        return scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            attn_mask=allowed,
+            is_causal=self.heads.causal and allowed is None,
+            scale=1 / self.heads.scale,
+        ).transpose(1, 2)
+
+    def _allowed(self, q: PerHead, context: Context) -> Bool[Tensor, "#rows 1 #pos keys"] | None:
+        """What each token may attend to; None for everything, or everything before it."""
+        allowed = context.allowed
+        if self.heads.causal and self.heads.window is not None:
+            near = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
+            near &= ~near.tril(-self.heads.window)
+            allowed = near[None, None] if allowed is None else allowed & near
+        return None if allowed is None else repeated(allowed, len(q))
+
+    def _allowed_at_reads(self, x: Resid, context: Context) -> Bool[Tensor, "rows 1 pos"] | None:
+        allowed = context.allowed_at_reads
+        if allowed is None:
+            return None
+        if self.heads.causal and self.heads.window is not None:
+            assert context.reads is not None
+            positions = torch.arange(x.shape[1], device=x.device)
+            allowed = allowed & (positions > context.reads[:, None] - self.heads.window)
+        return repeated(allowed, len(x))[:, None]
+
+
+def forward_mode() -> AbstractContextManager[object]:
+    """A context in which attention also has forward-mode derivatives (``torch.func.jvp``)."""
+    return sdpa_kernel(SDPBackend.MATH)

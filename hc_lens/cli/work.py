@@ -1,0 +1,404 @@
+"""One call of a command: what it reads, what it says, where its result goes.
+
+1. A folder of ``--out`` with other work in it is refused before a model is loaded.
+2. Models, rows, subnetworks and stores are read through `Work`, which remembers their fingerprints.
+3. `Work.begin` makes the folder and writes the settings there as ``command.toml``, which
+   ``--config`` reads again. The result of a finished folder is shown instead, if it is one of these
+   inputs.
+4. `Work.finish` keeps the result as one record (`hc_lens.records`) and shows it: ``result.json``,
+   the table in a file of its own, and what the command kept beside them.
+5. Results go to stdout: readable lines and a table, or with ``--json`` one JSON document. Notes go
+   to stderr, one line each, and progress bars if that is a terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hc_lens import __version__
+from hc_lens.cli.parse import COMMAND, UNWRITTEN, Call
+from hc_lens.data.specs import DataSpec, read_model
+from hc_lens.errors import HcLensError
+from hc_lens.records import (
+    DONE,
+    MARKER,
+    OLDER_LAYOUTS,
+    Fill,
+    Records,
+    RecordsError,
+    digest,
+    files_of,
+    json_bytes,
+    read_table,
+    table_bytes,
+    write_file,
+)
+from hc_lens.settings import plain_value, write_toml
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hc_lens.cli.options import Checkpoint, Ood, Output, Replacement, Rows, Store
+    from hc_lens.data import Batches
+    from hc_lens.masks.means import Means
+    from hc_lens.masks.replacements import Source
+    from hc_lens.models.loading import HookedModel
+    from hc_lens.pruning.subnetwork import Subnetwork
+    from hc_lens.sweeps.runs import Runs
+
+    Summary = Callable[[pd.DataFrame], pd.DataFrame]
+
+SETTINGS = "command.toml"
+RESULT = "result.json"
+MEANS = "means.safetensors"
+BATCHES = "batches"
+"""Folder of the finished batches of a scan."""
+HIDDEN = ("command", "out", "model", "inputs", "table", "text")
+"""Entries of a document that the readable form leaves out, or shows elsewhere."""
+
+
+class Work:
+    """The state of one call."""
+
+    def __init__(self, call: Call):
+        """Begin with nothing read and nothing written."""
+        self.call, self.command = call, call.command
+        self.output: Output = call.settings.output
+        self.out = self.output.out
+        self.format: str = call.values.get("format", "csv")
+        self.settings = {
+            key: plain_value(value)
+            for key, value in call.values.items()
+            if key not in UNWRITTEN and value is not None and value != ()
+        }
+        self.fingerprint = ""
+        self.inputs: dict[str, str] = {}
+        self.files: dict[str, bytes] = {}
+        self.records: Records | None = None
+        self.summary: Summary | None = None
+        self.progress = sys.stderr.isatty()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of --out, for a command that cannot do without."""
+        assert self.out is not None
+        return self.out
+
+    def check_alone(self, file: Path, free: Sequence[str] = ()) -> None:
+        """Refuse options that are given beside a file which says the same, except `free` ones."""
+        kept = (*UNWRITTEN, "file", "out", "format", "workers", *free)
+        other = [key for key in self.call.given if key not in kept]
+        if other:
+            raise HcLensError(
+                f"expected settings from {file} or from options, got both "
+                f"({', '.join(other)}); leave one out"
+            )
+
+    def note(self, line: str) -> None:
+        """Say on stderr what is being done."""
+        sys.stderr.write(f"{line}\n")
+
+    def model(self, chosen: Checkpoint) -> HookedModel:
+        """The model of --model."""
+        from hc_lens.models import fingerprint
+
+        self._open_existing()
+        self.note(f"loading {chosen.model}")
+        model = read_model(chosen.model, device=chosen.device)
+        self.fingerprint = fingerprint(model)
+        return model
+
+    def rows(self, model: HookedModel, spec: DataSpec) -> Batches:
+        """The rows of a description, in batches for the model."""
+        with quiet_reading(self.progress):
+            batches = spec.batches(model)
+        cut = f", {batches.n_truncated} of them cut" if batches.n_truncated else ""
+        self.reads(batches.name, batches.fingerprint, f"{batches.n_rows} rows{cut}")
+        return batches
+
+    def evaluation(self, model: HookedModel, rows: Rows, ood: Ood) -> dict[str, Batches]:
+        """The rows of --task and of --ood, by name."""
+        found = [self.rows(model, spec) for spec in (rows, ood.spec(rows)) if spec is not None]
+        return {batches.name: batches for batches in found}
+
+    def reads(self, name: str, fingerprint: str, what: str) -> None:
+        """Remember an input by its fingerprint, and say what it is."""
+        if name in self.inputs:
+            raise HcLensError(
+                f"expected two sets of rows with different names, got {name} twice; "
+                "name another --ood, or another split"
+            )
+        self.inputs[name] = fingerprint
+        self.note(f"{name}: {what}")
+
+    def store(self, chosen: Store) -> Runs:
+        """The runs of a sweep."""
+        runs = chosen.read()
+        self.reads("store", digest(sorted(set(runs.table["run"]))), f"{len(runs.subnetworks)} runs")
+        return runs
+
+    def subnetworks(self, folders: Sequence[str]) -> dict[str, Subnetwork]:
+        """Subnetworks by the last name of their folder, or by the whole where two are alike."""
+        from hc_lens.pruning.subnetwork import Subnetwork
+
+        short = [Path(folder).name for folder in folders]
+        names = short if len(set(short)) == len(short) else folders
+        found = {name: Subnetwork.load(folder) for name, folder in zip(names, folders, strict=True)}
+        for name, network in found.items():
+            self.inputs[name] = digest(network.model, network.means, *network.kept)
+        return found
+
+    def means(
+        self,
+        model: HookedModel,
+        chosen: Replacement,
+        rows: Batches | DataSpec | None = None,
+        subnetworks: Sequence[str] = (),
+    ) -> Source | str:
+        """What replaces removed units: as --means says, beside a subnetwork, or collected on rows.
+
+        Rows that are only described are those of the split that a task is trained on.
+        """
+        from hc_lens.masks.means import collect_means
+
+        folders = [*map(Path, subnetworks), *([] if self.out is None else [self.out])]
+        beside = [folder / MEANS for folder in folders if (folder / MEANS).is_file()]
+        if chosen.means == "zero":
+            return chosen.means
+        if chosen.means is not None or beside:
+            return self._read_means(model, Path(chosen.means or beside[0]))
+        if rows is None:
+            raise HcLensError(
+                "expected --means to replace the removed units, got none; give a file of hc-lens "
+                "means, or zero"
+            )
+        if isinstance(rows, DataSpec):
+            with quiet_reading(self.progress):
+                rows = rows.batches(model)
+        self.note(f"collecting means over {rows.n_rows} rows of {rows.name}")
+        means = collect_means(model, rows, progress=self.progress)
+        self.keep_means(means)
+        return means
+
+    def keep_means(self, means: Means) -> None:
+        """Write means at once, so that the same command goes on with them after a stop."""
+        self.keep(lambda folder: means.save(folder / MEANS))
+        if self.records is not None:
+            self.records.write_file(MEANS, self.files[MEANS])
+
+    def _read_means(self, model: HookedModel, path: Path) -> Means:
+        from hc_lens.masks.means import Means
+        from hc_lens.units import UnitSpace
+
+        path = path / MEANS if path.is_dir() else path
+        self.note(f"means of {path}")
+        means = Means.load(path)
+        means.check(model, UnitSpace.of(model))
+        return means
+
+    def keep(self, fill: Fill) -> dict[str, bytes]:
+        """The files that a function writes into a folder, to be kept beside the result."""
+        made = {} if self.out is None else files_of(fill)
+        self.files |= made
+        return made
+
+    def begin(
+        self, summary: Summary | None = None, *, free: Sequence[str] = (), resumes: bool = False
+    ) -> bool:
+        """Begin to write, once everything is read; False if the folder is finished.
+
+        A finished folder's result is shown; one of another model or input is an HcLensError.
+
+        Args:
+            summary: makes the table that is shown, where the whole one is too long for the eye.
+            free: settings that may differ from those that the folder was begun with.
+            resumes: the command knows by itself what is finished, and always goes on.
+        """
+        self.summary = summary
+        if self.out is None:
+            return True
+        records = self._open(free)
+        if (self.out / DONE).is_file() and not resumes:
+            self._show_finished(records)
+            return False
+        records.write_file(SETTINGS, self.settings_text())
+        return True
+
+    def finish(self, table: pd.DataFrame | None = None, /, **facts: Any) -> None:
+        """Keep the result and show it; the entry ``text`` is shown instead of everything else."""
+        document = {
+            COMMAND: self.command,
+            "model": self.fingerprint,
+            "inputs": self.inputs,
+            **facts,
+        }
+        if self.out is not None:
+            document["out"] = str(self.out)
+            if table is not None:
+                self.files[f"table.{self.format}"] = self._table_bytes(table)
+            self.files[RESULT] = json_bytes(document)
+            if self.records is not None:
+                self.records.write("", self.files, digest(self.fingerprint, self.inputs))
+            else:  # the command keeps a folder of its own kind
+                for name, content in self.files.items():
+                    write_file(self.out / name, content)
+        self._show(document, table)
+
+    def settings_text(self) -> str:
+        """What ``command.toml`` says."""
+        return (
+            f"# What hc-lens {self.command} ran with (hc_lens {__version__}).\n"
+            f"# Again: hc-lens {self.command} --config {self.folder / SETTINGS} "
+            "--out another-folder\n"
+        ) + write_toml({COMMAND: self.command, **self.settings})
+
+    def give_up(self, kind: str, *names: str) -> None:
+        """With --force, remove the finished work of a command that keeps its own kind of folder."""
+        if self.output.force and (self.folder / MARKER).is_file():
+            there = Records(self.folder, kind, force=True)
+            for name in (*names, SETTINGS, RESULT, f"table.{self.format}", MARKER):
+                there.remove(name)
+
+    def _open_existing(self) -> None:
+        """Refuse a folder with other work at once; with --force it stays until `begin`."""
+        there = self.out is not None and self.out.is_dir() and any(self.out.iterdir())
+        if there and not self.output.force:
+            self._open()
+
+    def _open(self, free: Sequence[str] = ()) -> Records:
+        if self.records is None:
+            about = {key: value for key, value in self.settings.items() if key != "out"}
+            kind, force = f"hc-lens {self.command}", self.output.force
+            try:
+                self.records = Records(self.folder, kind, about, free=free, owner=True, force=force)
+            except RecordsError:
+                raise
+            except HcLensError as error:
+                raise HcLensError(f"{error}{self._may_force(kind)}") from error
+            if force:
+                for name in (MEANS, BATCHES):
+                    self.records.remove(name)
+        return self.records
+
+    def _may_force(self, kind: str) -> str:
+        """What to add to the refusal of a folder that --force would write over."""
+        try:
+            there = json.loads((self.folder / MARKER).read_bytes())["kind"]
+        except (OSError, ValueError, KeyError):
+            there = None
+        other = self.folder.is_dir() and not any(
+            (self.folder / name).exists() for name in (MARKER, *OLDER_LAYOUTS)
+        )
+        return ", or pass --force to write over it" if there == kind or other else ""
+
+    def _show_finished(self, records: Records) -> None:
+        if records.find("") is None:
+            raise HcLensError(
+                f"expected the result in {self.out} as it was written, got files that have changed "
+                "or are gone; pass --force to compute it again"
+            )
+        document = json.loads((self.folder / RESULT).read_bytes())
+        there = {"the model": document["model"], **document["inputs"]}
+        here = {"the model": self.fingerprint, **self.inputs}
+        for name in {**there, **here}:
+            if there.get(name) != here.get(name):
+                raise HcLensError(
+                    f"expected {self.out} to hold results of what is read now, got other results: "
+                    f"{name} has changed since ({there.get(name)} then, {here.get(name)} now); "
+                    "give another --out, or pass --force"
+                )
+        self.note(f"{self.out} is finished; --force computes it again")
+        self._show(document, self._read_table())
+
+    def _table_bytes(self, table: pd.DataFrame) -> bytes:
+        if self.format == "csv":
+            return table_bytes(table)
+        content = io.BytesIO()
+        table.to_parquet(content, index=False)
+        return content.getvalue()
+
+    def _read_table(self) -> pd.DataFrame | None:
+        import pandas as pd
+
+        path = self.folder / f"table.{self.format}"
+        if not path.is_file():
+            return None
+        return read_table(path) if self.format == "csv" else pd.read_parquet(path)
+
+    def _show(self, document: Mapping[str, Any], table: pd.DataFrame | None) -> None:
+        """Print the result, with the table or a summary of it."""
+        if self.output.json:
+            rows = {} if table is None else {"table": records(table)}
+            last = {"out": document["out"]} if "out" in document else {}
+            before = {key: value for key, value in document.items() if key != "out"}
+            sys.stdout.write(json_bytes({**before, **rows, **last}).decode() + "\n")
+            return
+        facts = {
+            key.replace("_", " "): value for key, value in document.items() if key not in HIDDEN
+        }
+        width = max(map(len, facts), default=0)
+        lines = [
+            f"{key.replace('_', ' '):<{width}}  {_text(value)}" for key, value in facts.items()
+        ]
+        if table is not None:
+            shown = table if self.summary is None else self.summary(table)
+            lines += [*([""] if lines else []), readable(shown)]
+        if "text" in document:
+            lines = [document["text"]]
+        if document.get("out"):
+            lines += ["", f"written to {document['out']}"]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def readable(table: pd.DataFrame) -> str:
+    """A table as text: four digits, nothing left out."""
+    if table.empty:
+        return "(no rows)"
+    return table.to_string(index=False, float_format=lambda value: f"{value:.4f}", na_rep="-")
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as plain values that JSON can hold; NaN is None."""
+    return [
+        {str(key): _plain(value) for key, value in row.items()}
+        for row in table.to_dict(orient="records")
+    ]
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+@contextmanager
+def quiet_reading(progress: bool) -> Iterator[None]:
+    """Keep the progress bars of ``datasets`` off a stream that is no terminal."""
+    import datasets
+
+    hidden = datasets.are_progress_bars_disabled()
+    if not progress:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()

@@ -1,0 +1,105 @@
+"""What a run reads, as text: models and rows named so that another process reads the same.
+
+1. A model is a string: ``"organism"`` (the bundled model), ``"organism:400"`` (its checkpoint of
+   that step), or a directory or Hub id for ``hc.load``.
+2. Rows are a `DataSpec`: the task's name, where its files are, the split, how many rows.
+3. Both go through JSON and TOML unchanged (`hc_lens.settings`), so a sweep's worker, a study's step
+   and a command line read them again.
+
+Nothing here imports torch or the libraries that read rows before a model or rows are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hc_lens.errors import HcLensError
+from hc_lens.organism import load as load_organism
+from hc_lens.organism import steps as organism_steps
+from hc_lens.organism import task as organism_task
+
+if TYPE_CHECKING:
+    from hc_lens.data.batches import Batches
+    from hc_lens.data.task import Task
+    from hc_lens.models.loading import HookedModel
+    from hc_lens.protocols import Model
+
+ORGANISM = "organism"
+
+
+def read_model(name: str, **settings: Any) -> HookedModel:
+    """The model that a string names; `settings` are those of ``hc.load``."""
+    from hc_lens.models.loading import load
+
+    bundled, _, step = name.partition(":")
+    if bundled != ORGANISM or Path(name).exists():
+        return load(name, **settings)
+    if step and not step.isdigit():
+        raise HcLensError(
+            f"expected {ORGANISM} or {ORGANISM}:STEP with a step of {list(organism_steps())}, "
+            f"got {name!r}"
+        )
+    return load_organism(int(step) if step else None, **settings)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which rows, enough to read them again elsewhere."""
+
+    task: str
+    """mnli, snli, qqp, hans, paws-qqp, organism, organism-ood, or any name for rows of your own."""
+    path: str | None = None
+    """File or folder with the rows; None for the Hub or the organism's own."""
+    split: str | None = None
+    """Split to read; None for the only one, or ``train`` of several."""
+    limit: int | None = None
+    """Most rows, drawn with the seed."""
+    max_length: int | None = None
+    """Longer rows are cut to this many tokens."""
+    token_budget: int = 4096
+    """Most tokens in a batch, padding included."""
+    seed: int = 0
+    """Decides the rows under `limit` and the order of the batches."""
+    columns: tuple[str, ...] | None = None
+    """One or two text columns of rows of your own; None for a named task."""
+    label: str | None = "label"
+    """Label column of rows of your own."""
+    labels: tuple[str, ...] | None = None
+    """Label names of rows of your own, if their labels are integers."""
+    case: str | None = None
+    """Column of rows of your own by which results are grouped."""
+
+    def read(self) -> Task:
+        """The task itself."""
+        from hc_lens.data.task import Task
+
+        if self.path is None and self.task in (ORGANISM, f"{ORGANISM}-ood"):
+            return organism_task("id" if self.task == ORGANISM else "ood")
+        if self.columns is None:
+            return Task.named(self.task, self.path, labels=self.labels)
+        if self.path is None:
+            raise HcLensError(
+                f"expected path= for the rows of {self.task!r}, whose columns are given, got none; "
+                "say where the files are"
+            )
+        return Task.from_files(
+            self.path,
+            columns=self.columns,
+            label=self.label,
+            labels=self.labels,
+            case=self.case,
+            name=self.task,
+        )
+
+    def batches(self, model: Model) -> Batches:
+        """The rows in batches for a model."""
+        return self.read().batches(
+            model,
+            self.split,
+            limit=self.limit,
+            seed=self.seed,
+            max_length=self.max_length,
+            token_budget=self.token_budget,
+        )

@@ -1,0 +1,1 @@
+"""Fine-tuning of a classifier, with a series of checkpoints."""

@@ -1,0 +1,1 @@
+"""Masks on a live model: hooks, ablation, what replaces a removed unit."""

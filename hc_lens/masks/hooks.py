@@ -1,0 +1,82 @@
+"""Hooks that come off without a trace.
+
+1. hc_lens reads and writes two hook points of a block: ``blocks.{l}.attn.hook_z`` [batch, pos,
+   head, d_head] and ``blocks.{l}.hook_mlp_out`` [batch, pos, d_model].
+2. A `Handle` remembers exactly the hooks it put on and takes exactly those off again. Hooks of the
+   user stay, whatever happens in between; a user's own ``reset_hooks`` does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hc_lens.errors import HcLensError
+from hc_lens.protocols import Model
+from hc_lens.units import UnitSpace
+
+Edit = Callable[[Tensor], Tensor | None]
+"""A hook's work: the activation in, a replacement (or None to leave it) out."""
+
+
+def z_name(layer: int) -> str:
+    """Hook point of the per-head attention outputs of a layer."""
+    return f"blocks.{layer}.attn.hook_z"
+
+
+def mlp_name(layer: int) -> str:
+    """Hook point of the MLP output of a layer."""
+    return f"blocks.{layer}.hook_mlp_out"
+
+
+def unit_hook_names(space: UnitSpace) -> list[str]:
+    """Every hook point at which a unit of the space can be read or written."""
+    return [z_name(layer) for layer in range(space.n_layers)] + [mlp_name(i) for i in space.mlps]
+
+
+def check_hook_names(model: Model, space: UnitSpace) -> None:
+    """Raise an HcLensError unless the model has every hook point of its units."""
+    known = getattr(model, "hook_dict", {})
+    missing = [name for name in unit_hook_names(space) if name not in known]
+    if missing:
+        raise HcLensError(
+            f"expected the hook points {missing[:3]} on the model, got a {type(model).__name__} "
+            "without them; load the model with hc.load, or pass a HookedEncoder, HookedTransformer "
+            "or TransformerBridge"
+        )
+
+
+class Handle:
+    """The hooks that one call put on a model; `detach` (or leaving a ``with``) takes them off."""
+
+    def __init__(self, model: Model, edits: Mapping[str, Edit]):
+        """Put each edit on the hook point of that name; on any failure take all off again."""
+        self._hooks: list[tuple[Any, Any]] = []
+        try:
+            for name, edit in edits.items():
+                point = model.hook_dict[name]
+                point.add_hook(lambda activation, hook, edit=edit: edit(activation))
+                self._hooks.append((point, point.fwd_hooks[-1]))
+        except BaseException:
+            self.detach()
+            raise
+
+    @property
+    def attached(self) -> bool:
+        """Whether the hooks are still on the model."""
+        return any(hook in point.fwd_hooks for point, hook in self._hooks)
+
+    def detach(self) -> None:
+        """Take the hooks off; a second call does nothing."""
+        for point, hook in self._hooks:
+            hook.hook.remove()
+            point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not hook]
+        self._hooks = []
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()

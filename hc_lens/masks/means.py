@@ -1,0 +1,226 @@
+"""Mean activations of every unit, streamed over a dataset.
+
+1. Run the model on each batch and read ``hook_z`` and ``hook_mlp_out``.
+2. Add up the activations at the tokens that are not pads, in float64.
+3. Divide by the number of tokens: one vector of d_head per head, one of d_model per MLP
+   (Bhaskar, Friedman and Chen 2024, appendix B). With ``by="position"`` one such vector for each
+   position in the sentence, counted from the first token that is not a pad.
+
+Means belong to one checkpoint: they carry its fingerprint and refuse any other model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hc_lens.errors import HcLensError
+from hc_lens.masks.hooks import Handle, check_hook_names, unit_hook_names
+from hc_lens.masks.replacements import Source, rank_in_row
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.inputs import mask_of
+from hc_lens.protocols import BatchLike, Model
+from hc_lens.records import digest, write_file
+from hc_lens.units import UnitSpace
+
+FORMAT = "hc_lens.means.1"
+
+
+@dataclass(frozen=True, eq=False)
+class Means(Source):
+    """Mean activations of one model, as a source for ablation."""
+
+    at_token: Mapping[str, Tensor]
+    """Mean over all tokens by hook point: [head, d_head] at hook_z, [d_model] at hook_mlp_out."""
+    model: str
+    """Fingerprint of the model they belong to."""
+    n_rows: int
+    """Rows that were averaged."""
+    n_tokens: int
+    """Tokens that were averaged; pads do not count."""
+    at_position: Mapping[str, Tensor] | None = None
+    """Mean at each position in the sentence, [pos, ...], if collected by position."""
+    _positions: Int[Tensor, "batch pos"] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.at_token, **(self.at_position or {})}.items():
+            if not torch.isfinite(value).all():
+                raise HcLensError(
+                    f"expected finite means, got NaN or infinity at {name}; does the model give "
+                    "finite activations on these batches?"
+                )
+
+    @property
+    def by(self) -> Literal["token", "position"]:
+        """What the means were collected by."""
+        return "token" if self.at_position is None else "position"
+
+    @property
+    def constant(self) -> bool:
+        """Means by token are."""
+        return self.at_position is None
+
+    @property
+    def row_wise(self) -> bool:
+        """The mean of a row depends on no other row."""
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the values and of the model they belong to."""
+        parts: list[object] = []
+        for name, value in sorted(self._tensors().items()):
+            parts += [name, value.cpu().double().contiguous().numpy().data]
+        return digest("means", self.model, *parts)
+
+    def check(self, model: Model, space: UnitSpace) -> None:
+        """The means must be of this model and cover every unit."""
+        missing = [name for name in unit_hook_names(space) if name not in self.at_token]
+        if missing:
+            raise HcLensError(
+                f"expected a mean for every unit, missing {missing[:3]} "
+                f"(of {len(missing)}); collect means on this model with "
+                "hc.collect_means(model, batches)"
+            )
+        if fingerprint(model) != self.model:
+            raise HcLensError(
+                f"expected means of this model ({fingerprint(model)[:8]}), got means of another "
+                f"({self.model[:8]}) or of other weights, labels or dtype; collect means on this "
+                "model with hc.collect_means(model, batches)"
+            )
+
+    def on(self, batch: BatchLike) -> Means:
+        """By token: the same means. By position: bound to where the batch's rows begin."""
+        if self.at_position is None:
+            return self
+        return replace(self, _positions=rank_in_row(mask_of(batch.inputs)))
+
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The mean at a hook point, by position where collected so (rows begin at 0 if unbound)."""
+        if self.at_position is None:
+            return self.at_token[name].to(activation)
+        positions = self._positions
+        if positions is None:
+            positions = torch.arange(activation.shape[1])[None]
+        # Beyond the longest row seen there is no mean by position, so the mean over tokens is used.
+        table = torch.cat([self.at_position[name], self.at_token[name][None]]).to(activation)
+        return table[positions.to(activation.device).clamp(max=len(table) - 1)]
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"model": self.model, "n_rows": self.n_rows, "n_tokens": self.n_tokens}
+        tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
+        metadata = {"format": FORMAT, "about": json.dumps(about)}
+        write_file(path, save(tensors, metadata=metadata))
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Means:
+        """Read a file that `save` wrote."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise HcLensError(
+                f"expected a readable safetensors file of means, got {path}: {error}; "
+                "save means with means.save(path)"
+            ) from error
+        if metadata.get("format") != FORMAT:
+            raise HcLensError(
+                f"expected means in the format {FORMAT!r}, got {metadata.get('format')!r} in "
+                f"{path}; collect and save them again"
+            )
+        kinds: dict[str, dict[str, Tensor]] = {"token": {}, "position": {}}
+        for name, value in tensors.items():
+            kind, _, point = name.partition("/")
+            kinds[kind][point] = value
+        about = json.loads(metadata["about"])
+        return cls(at_token=kinds["token"], at_position=kinds["position"] or None, **about)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every mean under its name in a file."""
+        tensors = {f"token/{name}": value for name, value in self.at_token.items()}
+        positions = self.at_position or {}
+        return tensors | {f"position/{name}": value for name, value in positions.items()}
+
+
+def collect_means(
+    model: Model,
+    batches: Iterable[BatchLike],
+    *,
+    by: Literal["token", "position"] = "token",
+    progress: bool = True,
+) -> Means:
+    """Mean activation of every unit over the tokens of `batches` that are not pads.
+
+    Args:
+        batches: `hc.Batches`, or any iterable of objects with `inputs`.
+        by: ``"token"`` for one mean per unit, ``"position"`` for one per unit and position.
+    """
+    if by not in ("token", "position"):
+        raise HcLensError(f"expected by='token' or by='position', got {by!r}; choose one")
+    space = UnitSpace.of(model)
+    check_hook_names(model, space)
+    sums: dict[str, Tensor] = {}
+    counts = torch.zeros(0, dtype=torch.long)
+    n_rows = 0
+    for batch in tqdm(batches, desc="means", disable=not progress, leave=False):
+        mask = mask_of(batch.inputs).bool()
+        positions = rank_in_row(mask.long())[mask]
+        if by == "token":
+            positions = torch.zeros_like(positions)
+        seen = torch.bincount(positions.cpu(), minlength=len(counts))
+        seen[: len(counts)] += counts
+        counts = seen
+        adders = {
+            name: partial(_add, sums, name, mask, positions, len(counts))
+            for name in unit_hook_names(space)
+        }
+        with torch.no_grad(), Handle(model, adders):
+            model(**batch.inputs)
+        n_rows += len(mask)
+    if n_rows == 0:
+        raise HcLensError("expected at least one batch to average, got none; check the split")
+    silent = [name for name in unit_hook_names(space) if name not in sums]
+    if silent:
+        raise HcLensError(
+            f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
+            "blocks through TransformerLens hooks?"
+        )
+    dtype, n_tokens, at_position = model.cfg.dtype, int(counts.sum()), None
+    at_token = {name: (total.sum(0) / n_tokens).to(dtype) for name, total in sums.items()}
+    if by == "position":
+        at_position = {
+            name: (total / counts.to(total.device).view(-1, *[1] * (total.ndim - 1))).to(dtype)
+            for name, total in sums.items()
+        }
+    return Means(at_token, fingerprint(model), n_rows, n_tokens, at_position)
+
+
+def _add(
+    sums: dict[str, Tensor],
+    name: str,
+    mask: Bool[Tensor, "batch pos"],
+    positions: Int[Tensor, "tokens"],
+    length: int,
+    activation: Float[Tensor, "batch pos ..."],
+) -> None:
+    """Add the activations of the tokens that are not pads to a hook point's sums by position."""
+    values = activation[mask.to(activation.device)].double()
+    before = sums.get(name, values[:0])
+    longer = values.new_zeros((length - len(before), *values.shape[1:]))
+    sums[name] = torch.cat([before, longer]).index_add_(0, positions.to(values.device), values)

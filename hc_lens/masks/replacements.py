@@ -1,0 +1,224 @@
+"""What replaces the activation of a removed unit.
+
+Every function that ablates takes a `Source`. The mean over the training tokens is the paper's and
+the default (`hc_lens.masks.means.Means`); here are the others:
+
+- `Zero`: the zero vector.
+- `Resample`: the activation of another row of the batch, drawn from a seed (Chan et al. 2022).
+- `Counterfactual`: the activation of a paired row, as in activation patching.
+
+A source that depends on the batch is bound to it first: ``source.on(batch)``.
+
+A source of your own is a subclass with `value`. It may also say four things of itself, on which
+scans, stores and memory limits rely: `constant`, `row_wise`, `fingerprint` and `bytes_per_token`.
+What it does not say is assumed to be the harder case, so the numbers are right without any of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hc_lens.errors import HcLensError
+from hc_lens.masks.hooks import Handle, check_hook_names, unit_hook_names
+from hc_lens.models.inputs import mask_of
+from hc_lens.protocols import BatchLike, Model
+from hc_lens.units import UnitSpace
+
+
+class Source(ABC):
+    """What to put in place of a removed unit's activation."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether a unit has one replacement, whatever the activation, the batch and the token."""
+        return False
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether a batch may be cut along its rows without changing any replacement."""
+        return self.constant
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Names all that decides the replacements; without it results cannot be kept on disk."""
+        return None
+
+    def bytes_per_token(self, cfg: Any) -> int:
+        """Memory that the replacements need for each token of a batch on a model of this `cfg`."""
+        # A replacement at one hook point, the activation and their mixture are held at once.
+        return 0 if self.constant else 3 * cfg.d_model * cfg.dtype.itemsize
+
+    def check(self, model: Model, space: UnitSpace) -> None:  # noqa: B027
+        """Raise an HcLensError if this source does not fit the model."""
+
+    def on(self, batch: BatchLike) -> Source:
+        """This source for one batch."""
+        return self
+
+    @abstractmethod
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The replacement at hook point `name`, of a shape that broadcasts to `activation`."""
+
+
+class Zero(Source):
+    """Zero ablation."""
+
+    @property
+    def constant(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for every model."""
+        return "zero"
+
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Zeros."""
+        return activation.new_zeros(())
+
+
+class Resample(Source):
+    """The activation of another row of the batch, at the same position in its sentence.
+
+    The k-th token of a row gets the k-th token of its donor; where the donor is shorter its tokens
+    are used again from the first. No row donates to itself.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._from: tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch pos"]] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The seed decides the donors of a batch."""
+        return f"resample {self.seed}"
+
+    def on(self, batch: BatchLike) -> Resample:
+        """Draw a donor for each row of the batch, from the seed and the batch's rows."""
+        mask = mask_of(batch.inputs).bool()
+        if len(mask) < 2:
+            raise HcLensError(
+                "expected at least 2 rows in the batch to resample from another row, got 1; "
+                "use larger batches or mean ablation"
+            )
+        seed = hash((self.seed, *batch.rows.tolist())) % 2**63
+        order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
+        # A cyclic shift along a random order is a permutation without a fixed point.
+        donors = torch.empty_like(order).scatter_(0, order, order.roll(1)).to(mask.device)
+        # Real positions first, in order, so that column k is the position of the k-th token.
+        positions = torch.argsort((~mask).long(), dim=1, stable=True)
+        wrapped = rank_in_row(mask.long()) % mask.sum(1)[donors].clamp(min=1)[:, None]
+        bound = copy.copy(self)
+        bound._from = (donors[:, None], positions[donors].gather(1, wrapped))
+        return bound
+
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The donors' activations."""
+        if self._from is None:
+            raise _unbound(self)
+        rows, positions = self._from
+        return activation[rows, positions]
+
+
+class Counterfactual(Source):
+    """The activations of paired rows: the same rows in a counterfactual version.
+
+    Both sides are batches in the same order with the same shape and mask; the model runs on the
+    counterfactual side once when a batch is bound, and only that batch's activations are held.
+    """
+
+    def __init__(
+        self, model: Model, batches: Iterable[BatchLike], counterfactuals: Iterable[BatchLike]
+    ):
+        self.model = model
+        self._pairs: dict[tuple[int, ...], BatchLike] = {}
+        self._cache: dict[str, Tensor] | None = None
+        ours, theirs = list(batches), list(counterfactuals)
+        if len(ours) != len(theirs):
+            raise HcLensError(
+                f"expected one counterfactual batch per batch, got {len(theirs)} for {len(ours)}; "
+                "make both with the same rows and settings"
+            )
+        for index, (batch, other) in enumerate(zip(ours, theirs, strict=True)):
+            mask, other_mask = mask_of(batch.inputs), mask_of(other.inputs)
+            if not torch.equal(mask, other_mask):
+                raise HcLensError(
+                    f"expected aligned batches, got batch {index} of shape {tuple(mask.shape)} "
+                    f"with a counterfactual of shape {tuple(other_mask.shape)} or another mask; "
+                    "rewrite the rows so that both versions have the same number of tokens"
+                )
+            self._pairs[_key(batch)] = other
+
+    def bytes_per_token(self, cfg: Any) -> int:
+        """The activations of every unit, beside what every source needs."""
+        return super().bytes_per_token(cfg) + 2 * cfg.n_layers * cfg.d_model * cfg.dtype.itemsize
+
+    def check(self, model: Model, space: UnitSpace) -> None:
+        """The source must have been made with this model."""
+        if model is not self.model:
+            raise HcLensError(
+                "expected the model that the counterfactuals were made with, got another one; "
+                "make hc.Counterfactual(model, ...) with the model that is ablated"
+            )
+
+    def on(self, batch: BatchLike) -> Counterfactual:
+        """Run the model on the counterfactual of this batch and keep its activations."""
+        pair = self._pairs.get(_key(batch))
+        if pair is None:
+            raise HcLensError(
+                f"expected a batch that was paired, got rows {batch.rows[:3].tolist()}...; make "
+                "hc.Counterfactual with the batches that are run"
+            )
+        space = UnitSpace.of(self.model)
+        check_hook_names(self.model, space)
+        cache: dict[str, Tensor] = {}
+        edits = {name: partial(cache.__setitem__, name) for name in unit_hook_names(space)}
+        with torch.no_grad(), Handle(self.model, edits):
+            self.model(**pair.inputs)
+        bound = copy.copy(self)
+        bound._cache = cache
+        return bound
+
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The counterfactual activations."""
+        if self._cache is None:
+            raise _unbound(self)
+        return self._cache[name]
+
+
+def rank_in_row(mask: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+    """Position of each token in its sentence, counted over the tokens that are not pads."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def _unbound(source: Source) -> HcLensError:
+    return HcLensError(
+        f"expected a {type(source).__name__} bound to the batch it runs on, got an unbound one; "
+        "pass source.on(batch)"
+    )
+
+
+def _key(batch: BatchLike) -> tuple[int, ...]:
+    return tuple(batch.rows.tolist())
+
+
+def as_source(given: Source | str) -> Source:
+    """A `Source` from what a user passes: a source, or ``"zero"``."""
+    if isinstance(given, Source):
+        return given
+    if given == "zero":
+        return Zero()
+    raise HcLensError(
+        "expected means from hc.collect_means, 'zero', or another hc_lens source, got "
+        f"{(given if isinstance(given, str) else type(given).__name__)!r}; "
+        "collect means with hc.collect_means(model, batches)"
+    )

@@ -1,0 +1,172 @@
+"""What is measured on each row, and its table by dataset and case.
+
+1. `row_metrics` compares some runs of a model with the full model, row by row: is the prediction
+   right, is it the full model's, the KL divergence from the full model, the log-odds of the gold
+   label and of the label that the full model predicts.
+2. A row is right if the predicted label, in the task's own labels, is its gold label (two-way sets
+   such as HANS: argmax over the model's labels, then neutral and contradiction are one).
+3. `Totals` adds them up batch by batch and gives their means, one line for each run, dataset and
+   case. Means of `ACCURACY` and `LOGIT` are over the rows that have a label, NaN where none has.
+4. `over_cases` joins the cases of a dataset again.
+
+`kl_divergence` and `cross_entropy` are also the losses of pruning. In every table the full model is
+called ``"full"``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hc_lens.errors import HcLensError
+from hc_lens.protocols import BatchesLike, BatchLike
+
+FULL = "full"
+"""Name of the full model in every table."""
+ACCURACY, AGREEMENT, KL, LOGIT, MARGIN = "accuracy", "agreement", "kl", "logit", "margin"
+"""The metrics of a row: right, as the full model, KL from it, log-odds of the gold label, log-odds
+of the label that the full model predicts."""
+OF_LABELLED = (ACCURACY, LOGIT)
+"""Metrics that only rows with a label have."""
+
+
+Loss = Callable[[Float[Tensor, "batch labels"], BatchLike], Float[Tensor, "batch"]]
+"""A loss per row, from the logits and the batch."""
+
+
+def kl_divergence(
+    full: Float[Tensor, "*#runs batch labels"], masked: Float[Tensor, "*runs batch labels"]
+) -> Float[Tensor, "*runs batch"]:
+    """KL(full || masked) of each row's label distribution, in nats, from logits."""
+    theirs, ours = full.log_softmax(-1), masked.log_softmax(-1)
+    return (theirs.exp() * (theirs - ours)).sum(-1)
+
+
+def of_label(
+    log_probs: Float[Tensor, "*runs batch labels"], labels: Int[Tensor, "batch"]
+) -> Float[Tensor, "*runs batch"]:
+    """Log-probability of each row's label; of the first label for a row without one."""
+    return log_probs.gather(-1, _chosen(log_probs, labels)).squeeze(-1)
+
+
+def log_odds(
+    log_probs: Float[Tensor, "*runs batch labels"], labels: Int[Tensor, "batch"]
+) -> Float[Tensor, "*runs batch"]:
+    """``log p - log(1 - p)`` of each row's label; of the first label for a row without one."""
+    others = log_probs.scatter(-1, _chosen(log_probs, labels), -torch.inf).logsumexp(-1)
+    return of_label(log_probs, labels) - others
+
+
+def _chosen(log_probs: Tensor, labels: Tensor) -> Int[Tensor, "*runs batch 1"]:
+    return labels.clamp(min=0).expand(log_probs.shape[:-1])[..., None]
+
+
+def cross_entropy(batches: BatchesLike) -> Loss:
+    """Minus the log-probability of each row's label, in the labels of the batches' task."""
+
+    def loss(logits: Float[Tensor, "batch labels"], batch: BatchLike) -> Float[Tensor, "batch"]:
+        if bool((batch.labels < 0).any()):
+            raise HcLensError(
+                "expected labelled rows for the cross-entropy, got rows without a label; "
+                "pass loss=... with a function of (logits, batch)"
+            )
+        return -of_label(batches.log_probs(logits), batch.labels)
+
+    return loss
+
+
+def has_labels(batches: BatchesLike) -> bool:
+    """Whether the batches are of a task with labels; batches that do not name them are."""
+    names = getattr(batches, "labels", None)
+    return names is None or len(names) > 0
+
+
+def row_metrics(
+    batches: BatchesLike,
+    batch: BatchLike,
+    full: Float[Tensor, "batch labels"],
+    logits: Float[Tensor, "runs batch labels"],
+) -> dict[str, Float[Tensor, "runs batch"]]:
+    """Every metric of some runs on a batch, against the full model's logits on it.
+
+    Without labels the predictions are the model's own labels, and `LOGIT` is NaN.
+    """
+    whole, runs = full.double(), logits.double()
+    flat, shape = runs.flatten(0, 1), logits.shape[:2]
+    unlabelled = batch.labels < 0
+    if has_labels(batches):
+        ours, theirs = batches.predictions(flat).view(shape), batches.predictions(whole)
+        logit = log_odds(batches.log_probs(flat).view(*shape, -1), batch.labels)
+    else:
+        ours, theirs = runs.argmax(-1), whole.argmax(-1)
+        logit = torch.full_like(runs[..., 0], torch.nan)
+    return {
+        ACCURACY: (ours == batch.labels).double().masked_fill(unlabelled, torch.nan),
+        AGREEMENT: (ours == theirs).double(),
+        KL: kl_divergence(whole, runs),
+        LOGIT: logit.masked_fill(unlabelled, torch.nan),
+        MARGIN: log_odds(runs.log_softmax(-1), whole.argmax(-1)),
+    }
+
+
+class Totals:
+    """Running means of some metrics per dataset and case, one line for each run.
+
+    The `keys` say what each run is, such as its unit or its edge.
+    """
+
+    def __init__(self, keys: pd.DataFrame, metrics: Sequence[str]):
+        self.keys, self.metrics = keys, tuple(metrics)
+        self._sums: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def add(
+        self,
+        dataset: str,
+        cases: Iterable[str],
+        labels: Int[Tensor, "rows"],
+        values: Mapping[str, Float[Tensor, "runs rows"]],
+    ) -> None:
+        """Add some rows with their cases and labels."""
+        names, labelled = np.asarray(list(cases)), (labels >= 0).cpu()
+        on_cpu = {name: values[name].double().cpu() for name in self.metrics}
+        for case in dict.fromkeys(names.tolist()):
+            at = torch.from_numpy(names == case)
+            sums = self._sums.setdefault(dataset, {}).setdefault(case, defaultdict(float))
+            sums["n"] += int(at.sum())
+            sums["labelled"] += int((at & labelled).sum())
+            for name, value in on_cpu.items():
+                sums[name] += value[:, at & labelled if name in OF_LABELLED else at].sum(1)
+
+    def table(self) -> pd.DataFrame:
+        """The keys, dataset, case, n (rows) and the means: datasets as added, cases by name."""
+        parts = []
+        for dataset, cases in self._sums.items():
+            for case, sums in sorted(cases.items()):
+                part = self.keys.assign(dataset=dataset, case=case, n=int(sums["n"]))
+                for name in self.metrics:
+                    count = sums["labelled"] if name in OF_LABELLED else sums["n"]
+                    part[name] = (sums[name] / (count or torch.nan)).numpy()
+                parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+
+def over_cases(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
+    """One line for each value of the keys: the mean of each metric over the rows of all cases.
+
+    A case in which a metric is missing does not count for it.
+    """
+    names = list(metrics)
+    rows = table[names].notna().mul(table["n"], axis=0)
+    totals = (table[names].fillna(0) * rows).join(table[[*keys, "n"]])
+    counts = rows.join(table[list(keys)])
+    summed = totals.groupby(list(keys), sort=False)[["n", *names]].sum()
+    counted = counts.groupby(list(keys), sort=False)[names].sum()
+    summed[names] = summed[names] / counted.where(counted > 0)
+    return summed.reset_index()

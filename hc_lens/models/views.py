@@ -1,0 +1,203 @@
+"""Views of TransformerLens blocks: the weights of one layer as an `hc_lens.blocks.Block`.
+
+1. `can_view` says whether the kernels of `hc_lens.blocks` compute what the model's own blocks
+   compute. Where they do not (soft caps, attention sinks, ALiBi and others), an engine runs the
+   model's own modules.
+2. `view` reads the weights of a layer. Parameters named in `weights` take the place of the model's
+   own, as in ``torch.func.functional_call``, and gradients flow into them; the others are detached.
+3. `ClassifierView` adds what a classifier has around its blocks: it embeds a batch, says who may
+   attend to whom and where each row is read, and turns what is read into logits.
+
+A new kind of model needs its own `view` and its conditions in `can_view`, both in this module;
+every engine then runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import gelu
+from transformer_lens.components.attention import Attention
+from transformer_lens.components.bert_block import BertBlock
+from transformer_lens.components.grouped_query_attention import GroupedQueryAttention
+from transformer_lens.components.layer_norm import LayerNorm
+from transformer_lens.components.layer_norm_pre import LayerNormPre
+from transformer_lens.components.mlps.gated_mlp import GatedMLP
+from transformer_lens.components.mlps.mlp import MLP
+from transformer_lens.components.rms_norm import RMSNorm
+from transformer_lens.components.rms_norm_pre import RMSNormPre
+from transformer_lens.components.transformer_block import TransformerBlock
+from transformer_lens.utilities.activation_functions import gelu_new, softcap_enabled
+from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
+
+from hc_lens.blocks import NO_NORM, Block, Context, Heads, Mlp, Norm
+from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
+from hc_lens.protocols import Model
+
+Weights = Mapping[str, Tensor]
+"""Parameters by their name in the model, such as ``"blocks.0.attn.W_Q"``."""
+
+_OFF = (
+    *("clip_qkv", "use_attention_sinks", "load_in_4bit"),
+    *("use_logn_attn", "use_dynamic_ntk_rope"),
+)
+"""Settings of TransformerLens that the kernels do not know."""
+_NORMS = (LayerNorm, LayerNormPre, RMSNorm, RMSNormPre, nn.Identity, type(None))
+_NORM_NAMES = ("ln1", "ln2", "ln1_post", "ln2_post")
+
+
+def can_view(model: Model) -> bool:
+    """Whether the kernels of `hc_lens.blocks` compute what the model's own blocks compute."""
+    cfg, blocks = model.cfg, list(getattr(model, "blocks", ()))
+    norms = [getattr(block, name, None) for block in blocks for name in _NORM_NAMES]
+    return (
+        cfg.positional_embedding_type in ("standard", "rotary")
+        and cfg.original_architecture not in POST_NORM_ARCHITECTURES
+        and cfg.original_architecture != "OlmoeForCausalLM"
+        and not any(getattr(cfg, name, None) for name in _OFF)
+        and not softcap_enabled(getattr(cfg, "attn_scores_soft_cap", None))
+        and all(type(block) in (BertBlock, TransformerBlock) for block in blocks)
+        and all(type(block.attn) in (Attention, GroupedQueryAttention) for block in blocks)
+        and all(type(norm) in _NORMS for norm in norms)
+    )
+
+
+def view(model: Model, layer: int, weights: Weights | None = None) -> Block:
+    """The weights of one layer as a `Block`.
+
+    Args:
+        model: a HookedEncoder or HookedTransformer for which `can_view` is true.
+        layer: index of the layer.
+        weights: parameters that replace the model's own, by their name in the model.
+    """
+    block: Any = model.blocks[layer]  # pyright: ignore[reportAttributeAccessIssue]
+    read = _Reader(f"blocks.{layer}.", weights or {})
+    after = {name: _norm(getattr(block, name, None), read.below(name)) for name in _NORM_NAMES}
+    return Block(
+        heads=_heads(block.attn, read.below("attn")),
+        norm1=after["ln1"],
+        norm2=after["ln2"],
+        mlp=None if block.cfg.attn_only else _mlp(block.mlp, read.below("mlp")),
+        post_norm=type(block) is BertBlock,
+        parallel=bool(block.cfg.parallel_attn_mlp),
+        attention_norm=after["ln1_post"],
+        mlp_out_norm=after["ln2_post"],
+    )
+
+
+class ClassifierView:
+    """A classifier of `hc.load` in the pieces that engines run."""
+
+    def __init__(self, model: EncoderClassifier | DecoderClassifier):
+        """Read the weights of every layer."""
+        self.model = model
+        self.causal = not isinstance(model, EncoderClassifier)
+        self.blocks = [view(model, layer) for layer in range(model.cfg.n_layers)]
+        final = getattr(model, "ln_final", None) if self.causal else None
+        self.final = _norm(final, _Reader("ln_final.", {}))
+        """The norm in front of a decoder's classifier."""
+
+    def start(
+        self, inputs: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Context]:
+        """The residual stream in front of the first block, and who may attend to whom."""
+        resid, mask = embed(self.model, inputs)
+        tokens = inputs["input"]
+        reads = torch.zeros_like(tokens[:, 0])
+        if isinstance(self.model, DecoderClassifier):
+            reads = self.model.read_positions(tokens, inputs.get("attention_mask"), resid)
+        return resid, Context.of(mask, reads, resid.shape[1], self.causal)
+
+    def logits(self, read: Float[Tensor, "rows 1 d_model"]) -> Float[Tensor, "rows labels"]:
+        """The logits, from the normalised stream at each row's read position."""
+        model = self.model
+        if isinstance(model, EncoderClassifier):
+            return model.unembed(model.pooler(read))
+        return model.unembed(read).squeeze(1)
+
+
+def embed(
+    model: EncoderClassifier | DecoderClassifier, inputs: Mapping[str, Tensor]
+) -> tuple[Float[Tensor, "batch pos d_model"], Int[Tensor, "batch pos"] | None]:
+    """The residual stream at layer 0, and the attention mask that the model gives its blocks."""
+    tokens = inputs["input"]
+    if isinstance(model, EncoderClassifier):
+        mask = inputs.get("one_zero_attention_mask")
+        return model.hook_full_embed(model.embed(tokens, inputs.get("token_type_ids"))), mask
+    resid, _, _, mask = model.input_to_embed(
+        tokens, prepend_bos=False, attention_mask=inputs.get("attention_mask")
+    )
+    return resid, mask
+
+
+class _Reader:
+    """Reads the parameters of a module, or what replaces them."""
+
+    def __init__(self, start: str, weights: Weights):
+        self._start, self._weights = start, weights
+
+    def __call__(self, module: nn.Module, name: str) -> Tensor:
+        """One parameter of a module."""
+        replaced = self._weights.get(self._start + name)
+        return getattr(module, name).detach() if replaced is None else replaced
+
+    def below(self, name: str) -> _Reader:
+        """The reader of a part of the module."""
+        return _Reader(f"{self._start}{name}.", self._weights)
+
+    def replaced(self) -> dict[str, Tensor]:
+        """The parameters of the module that are replaced."""
+        length = len(self._start)
+        return {n[length:]: w for n, w in self._weights.items() if n.startswith(self._start)}
+
+
+def _heads(attn: Any, read: _Reader) -> Heads:
+    shared = "_" if type(attn) is GroupedQueryAttention else ""
+    cfg = attn.cfg
+    normed = bool(cfg.use_qk_norm)
+    rotary = cfg.positional_embedding_type == "rotary"
+    direction = getattr(attn, "_attention_dir_override", None) or cfg.attention_dir
+    return Heads(
+        W_Q=read(attn, "W_Q"),
+        W_K=read(attn, f"{shared}W_K"),
+        W_V=read(attn, f"{shared}W_V"),
+        b_Q=read(attn, "b_Q"),
+        b_K=read(attn, f"{shared}b_K"),
+        b_V=read(attn, f"{shared}b_V"),
+        W_O=read(attn, "W_O"),
+        b_O=read(attn, "b_O"),
+        scale=attn.attn_scale,
+        causal=direction == "causal",
+        window=cfg.window_size if attn.attn_type == "local" else None,
+        rotate=(lambda x, mask: attn.apply_rotary(x, 0, mask)) if rotary else None,
+        norm_q=_norm(attn.q_norm, read.below("q_norm")) if normed else NO_NORM,
+        norm_k=_norm(attn.k_norm, read.below("k_norm")) if normed else NO_NORM,
+    )
+
+
+def _norm(module: Any, read: _Reader) -> Norm:
+    if module is None or type(module) is nn.Identity:
+        return NO_NORM
+    return Norm(
+        centres=type(module) in (LayerNorm, LayerNormPre),
+        eps=module.eps,
+        weight=read(module, "w") if hasattr(module, "w") else None,
+        bias=read(module, "b") if hasattr(module, "b") else None,
+    )
+
+
+def _mlp(module: Any, read: _Reader) -> Mlp | Callable[[Tensor], Tensor]:
+    """The MLP's weights; an MLP of another kind (a mixture of experts) runs its own module."""
+    if type(module) not in (MLP, GatedMLP) or module.cfg.is_layer_norm_activation():
+        return lambda x: functional_call(module, read.replaced(), (x,))
+    # PyTorch has this one as a single kernel.
+    act = partial(gelu, approximate="tanh") if module.act_fn is gelu_new else module.act_fn
+    gate = read(module, "W_gate") if type(module) is GatedMLP else None
+    names = ("W_in", "b_in", "W_out", "b_out")
+    return Mlp(*(read(module, name) for name in names), act=act, W_gate=gate)

@@ -1,0 +1,137 @@
+"""What hc_lens asks of a model and of batches: the least that its functions rely on.
+
+`Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, whoever loaded it.
+`Classifier` is what ``hc.load`` returns for a sequence classifier, `LanguageModel` for a causal
+language model. `BatchLike` and `BatchesLike` are `hc.Batch` and `hc.Batches`, or a user's own with
+the same parts. All are protocols, so that a module can name them without importing TransformerLens,
+which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model with TransformerLens's configuration and hook points."""
+
+    @property
+    def cfg(self) -> Any:
+        """TransformerLens's configuration: n_layers, n_heads, d_model, dtype, device and more."""
+
+    @property
+    def hook_dict(self) -> Mapping[str, Any]:
+        """The hook points by name."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights by name."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The model and all its parts."""
+        ...
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """The logits."""
+
+
+@runtime_checkable
+class Classifier(Model, Protocol):
+    """A hooked sequence classifier with its blocks, its labels and its tokenizer."""
+
+    labels: dict[int, str]
+    """Label names by id, as the checkpoint spells them."""
+    pad_token_id: int | None
+    """The pad id of the checkpoint, if it names one."""
+    tokenizer: Any
+    """The checkpoint's own tokenizer."""
+
+    @property
+    def blocks(self) -> Any:
+        """The transformer blocks, in order."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of weights, architecture and labels; the same in every process."""
+        ...
+
+
+@runtime_checkable
+class LanguageModel(Model, Protocol):
+    """A hooked causal language model with its blocks and its tokenizer."""
+
+    tokenizer: Any
+    """The checkpoint's own tokenizer; None if the model has none."""
+
+    @property
+    def blocks(self) -> Any:
+        """The transformer blocks, in order."""
+
+    @property
+    def to_tokens(self) -> Callable[..., Int[Tensor, "batch pos"]]:
+        """Token ids of a text."""
+        ...
+
+
+@runtime_checkable
+class BatchLike(Protocol):
+    """Rows of about equal length, ready for ``model(**batch.inputs)``."""
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor]:
+        """Keyword arguments of the model: token ids, attention mask, token types."""
+        ...
+
+    @property
+    def labels(self) -> Int[Tensor, " batch"]:
+        """Index of each row's label among the task's; -1 for a row without one."""
+        ...
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """Name of each row's case."""
+        ...
+
+    @property
+    def rows(self) -> Int[Tensor, " batch"]:
+        """Position of each row in its split."""
+        ...
+
+    def take(self, indices: Sequence[int]) -> BatchLike:
+        """Some rows of the batch, by their indices."""
+        ...
+
+
+@runtime_checkable
+class BatchesLike(Protocol):
+    """Batches in the same order at every pass, with the labels of their task.
+
+    They may also have `name`, `labels` (the task's label names; empty for a task without labels)
+    and `fingerprint`, which results on disk need.
+    """
+
+    def __iter__(self) -> Iterator[BatchLike]: ...
+
+    def __getitem__(self, index: int, /) -> BatchLike: ...
+
+    def __len__(self) -> int: ...
+
+    def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
+        """The task's label of each row's largest logit."""
+        ...
+
+    def log_probs(
+        self, logits: Float[Tensor, "batch model_labels"]
+    ) -> Float[Tensor, "batch task_labels"]:
+        """Log-probabilities of the task's labels."""
+        ...

@@ -1,0 +1,1 @@
+"""Find a subnetwork: hard-concrete gates, baselines, the result on disk."""

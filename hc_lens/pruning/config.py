@@ -1,0 +1,176 @@
+"""The settings of pruning, and two sets of them.
+
+`PruneConfig(...)` is ours. `PruneConfig.reference(...)` makes the choices of the Heuristic Core's
+public code, so that its results can be compared with ours. Nothing here imports torch, so that a
+command line can read the settings at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from hc_lens.errors import HcLensError, check_choice
+from hc_lens.settings import plain_value
+from hc_lens.units import UnitSpace
+
+Method = Literal["gates", "random", "importance", "greedy"]
+"""Ways to find a subnetwork; `hc_lens.pruning.train.METHODS` has their functions."""
+BETA = 2 / 3
+"""Temperature of the hard-concrete gates."""
+STRETCH = (-0.1, 1.1)
+"""Interval of the gates before clamping."""
+
+
+def n_removed(sparsity: float, n_units: int) -> int:
+    """round(sparsity x units); a sparsity that removes nothing or everything is an HcLensError."""
+    if not 0.0 < sparsity < 1.0:
+        raise HcLensError(
+            f"expected a sparsity between 0 and 1 (the fraction of units removed), got {sparsity}; "
+            "write 5% as 0.05"
+        )
+    removed = round(sparsity * n_units)
+    if not 0 < removed < n_units:
+        raise HcLensError(
+            f"expected a sparsity that removes between 1 and {n_units - 1} of {n_units} units, got "
+            f"{sparsity}, which rounds to {removed}; choose another"
+        )
+    return removed
+
+
+@dataclass(frozen=True)
+class PruneConfig:
+    """How to find a subnetwork."""
+
+    sparsity: float
+    """Fraction of the units to remove, between 0 and 1."""
+    seed: int
+    """Seed of the gates and of the order of the batches."""
+    method: Method = "gates"
+    """Hard-concrete gates, or one of the baselines of `hc_lens.pruning.baselines`."""
+    steps: int = 400
+    """Number of updates."""
+    accumulate: int = 1
+    """Batches per update."""
+    warmup: float = 0.6
+    """Share of the steps over which the target sparsity rises."""
+    loss: Literal["kl", "cross-entropy"] | Callable[..., Any] = "kl"
+    """KL to the full model, cross-entropy with the labels, or a function of (logits, batch) that
+    gives one loss per row."""
+    lr: float = 0.1
+    """Learning rate of log_alpha."""
+    lambda_lr: float = 0.05
+    """Learning rate of the first multiplier."""
+    lambda_2_lr: float = 2.0
+    """Learning rate of the second multiplier; high against the first, it holds the sparsity to
+    within lambda_1 / (2 lambda_2) of the target."""
+    lr_warmup: float = 0.02
+    """Share of the steps over which the learning rate rises."""
+    lr_hold: float = 0.8
+    """Share of the steps after which the learning rate begins to fall, linearly to zero."""
+    decay_lambdas: bool = False
+    """Whether the multipliers' learning rate follows that schedule too."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay, on log_alpha and on the multipliers."""
+    momentum_2: float = 0.99
+    """AdamW's second decay rate."""
+    clip: float | None = None
+    """Largest norm of the gradient of log_alpha and the multipliers together."""
+    init_mean: float = 2.5
+    """Mean of log_alpha at the start."""
+    init_std: float = 0.01
+    """Standard deviation of log_alpha at the start."""
+    beta: float = BETA
+    """Temperature of the gates."""
+    stretch: tuple[float, float] = STRETCH
+    """Interval of the gates before clamping."""
+    per_row: bool = True
+    """Whether each row of a batch gets its own draw of the gates."""
+    expected_sparsity: bool = True
+    """Whether the penalty uses the expected sparsity, or that of the draw."""
+    by_module: bool = False
+    """Whether the units that the public code zeroes module by module are removed first."""
+    keep: tuple[str, ...] = ()
+    """Labels of units that are never removed."""
+    heads_only: bool = False
+    """Whether all MLPs are kept; the sparsity still counts all units."""
+    patience: int | None = None
+    """Stop when the binary mask has not changed for so many steps after the warm-up."""
+
+    def __post_init__(self) -> None:
+        n_removed(self.sparsity, 10**9)
+        check_choice("a method", self.method, get_args(Method))
+        if not callable(self.loss):
+            losses = ("kl", "cross-entropy")
+            check_choice("loss as a function of (logits, batch), or one", self.loss, losses)
+        for name in ("steps", "accumulate"):
+            if getattr(self, name) < 1:
+                raise HcLensError(
+                    f"expected {name} of at least 1, got {getattr(self, name)}; raise it"
+                )
+        for name in ("warmup", "lr_warmup", "lr_hold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise HcLensError(
+                    f"expected {name} as a share of the steps between 0 and 1, got "
+                    f"{getattr(self, name)}; divide the number of steps by steps={self.steps}"
+                )
+
+    @classmethod
+    def reference(cls, sparsity: float, seed: int, **changes: Any) -> PruneConfig:
+        """The choices of the public code, where they change results.
+
+        - log_alpha starts at N(10, 0.01), where almost every gate is 1 and hardly any gradient
+          flows; AdamW's default weight decay of 0.01, on log_alpha and on the multipliers, is what
+          first pulls the gates down.
+        - The current sparsity is that of one draw of the gates, shared by the batch.
+        - lambda_2 only grows; the multipliers' learning rate rises and decays with that of
+          log_alpha, so the target is reached with the rate at a few percent.
+        - log_alpha and the multipliers are clipped together at norm 1.
+        - 6500 + 50 p steps of target warm-up and 6 p more, for p percent, 200 of them of learning
+          rate warm-up; `steps` keeps these shares at another total.
+        - The units that the expected counts zero in each module are removed first. The count is
+          exact here all the same; `HardConcrete.binarize_by_module` has the code's own threshold.
+        Not repeated: dropout in the pruned model, a reference model that is itself gated, pads in
+        the means and rows padded to 128.
+        """
+        percent = 100 * sparsity
+        warmup, total = 6500 + 50 * percent, 6500 + 56 * percent
+        choices: dict[str, Any] = {
+            "steps": round(total),
+            "warmup": warmup / total,
+            "lambda_lr": 1.0,
+            "lambda_2_lr": 1.0,
+            "lr_warmup": 200 / total,
+            "lr_hold": 200 / total,
+            "decay_lambdas": True,
+            "weight_decay": 0.01,
+            "momentum_2": 0.999,
+            "clip": 1.0,
+            "init_mean": 10.0,
+            "per_row": False,
+            "expected_sparsity": False,
+            "by_module": True,
+        }
+        return cls(sparsity=sparsity, seed=seed, **{**choices, **changes})
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the target sparsity rises."""
+        return round(self.warmup * self.steps)
+
+    def rate(self, step: int) -> float:
+        """Factor on the learning rate at a step: up linearly, flat, down linearly."""
+        rise, hold = self.lr_warmup * self.steps, self.lr_hold * self.steps
+        if step <= rise:
+            return step / rise
+        return 1.0 if step <= hold else (self.steps - step + 1) / (self.steps - hold + 1)
+
+    def kept_units(self, space: UnitSpace) -> list[str]:
+        """Labels of the units whose gate is always 1."""
+        mlps = [str(unit) for unit in space if not unit.is_head] if self.heads_only else []
+        return list(dict.fromkeys([*self.keep, *mlps]))
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as a plain value, also those at their defaults; a loss by its name."""
+        return {name: plain_value(value) for name, value in vars(self).items()}

@@ -1,0 +1,108 @@
+"""What every pruning method gets and gives.
+
+1. `Job` holds the model, the rows, what replaces removed units and the settings.
+2. A method is a function of a job that returns `Job.subnetwork`, or `Job.without_lowest` if it
+   gives each unit a score. Either removes exactly the requested number of units.
+3. To add one, write it in a file of its own, name it in `hc_lens.pruning.config.Method` and enter
+   it in `hc_lens.pruning.train.METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from hc_lens.masks.replacements import Source
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.protocols import BatchesLike, Model
+from hc_lens.pruning.config import PruneConfig
+from hc_lens.pruning.gates import HardConcrete
+from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
+from hc_lens.units import UnitSpace
+
+
+@dataclass(frozen=True)
+class PruneStep:
+    """What a callback sees after each step."""
+
+    step: int
+    """Step, counted from 1."""
+    target: float
+    """Scheduled sparsity."""
+    sparsity: float
+    """Current sparsity of the gates."""
+    loss: float
+    """Loss without the penalty, mean over the step's rows."""
+    lambda_1: float
+    """First multiplier."""
+    lambda_2: float
+    """Second multiplier."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One subnetwork to find."""
+
+    model: Model
+    """The hooked classifier, with frozen weights."""
+    batches: BatchesLike
+    """The rows to be faithful on."""
+    source: Source
+    """What replaces removed units."""
+    config: PruneConfig
+    """The settings."""
+    teacher: Teacher
+    """The full model's kept logits on the batches."""
+    callback: Callable[[PruneStep], None] | None = None
+    """Called after each step of training."""
+    progress: bool = True
+    """Whether to show a progress bar."""
+
+    @cached_property
+    def space(self) -> UnitSpace:
+        """The model's units."""
+        return UnitSpace.of(self.model)
+
+    @cached_property
+    def gates(self) -> HardConcrete:
+        """Gates at their start, with the units that the settings keep."""
+        config = self.config
+        return HardConcrete(
+            self.space,
+            seed=config.seed,
+            init_mean=config.init_mean,
+            init_std=config.init_std,
+            beta=config.beta,
+            stretch=config.stretch,
+            keep=config.kept_units(self.space),
+        ).to(self.model.cfg.device)
+
+    def without_lowest(self, scores: Float[Tensor, "units"]) -> Subnetwork:
+        """The subnetwork without the units of the lowest scores, but for those that are kept."""
+        # Ranks instead of scores: of equal scores, the first in mask order is removed first.
+        ranks = scores.argsort(stable=True).argsort().to(self.gates.log_alpha)
+        return self.subnetwork(self.gates.binarize(self.config.sparsity, ranks), scores)
+
+    def subnetwork(
+        self,
+        mask: Float[Tensor, "units"],
+        scores: Float[Tensor, "units"],
+        history: pd.DataFrame | None = None,
+    ) -> Subnetwork:
+        """A result, with where it came from."""
+        return Subnetwork(
+            space=self.space,
+            keep=mask.bool().cpu(),
+            model=fingerprint(self.model),
+            scores=scores,
+            config=self.config.describe(),
+            means=self.source.fingerprint or type(self.source).__name__,
+            data=getattr(self.batches, "fingerprint", ""),
+            history=history,
+        )

@@ -1,0 +1,176 @@
+"""A subnetwork on disk: a mask, where it came from, and how it was found.
+
+1. `Subnetwork` holds the binary mask, the soft scores behind it, the settings and the fingerprints
+   of the model, the means and the data.
+2. ``save`` writes ``subnetwork.safetensors`` and ``subnetwork.json`` into a folder: a few KB. The
+   JSON is written last, and each file whole or not at all, so a half-written folder is never read.
+3. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from hc_lens.errors import HcLensError
+from hc_lens.masks.ablate import attach
+from hc_lens.masks.hooks import Handle
+from hc_lens.masks.replacements import Source
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.protocols import Model
+from hc_lens.records import as_folder, json_bytes, write_file
+from hc_lens.units import UnitSpace
+
+FORMAT = "hc_lens.subnetwork.1"
+ORIGIN = ("model", "means", "data", "config")
+"""Fields that the JSON file holds as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subnetwork:
+    """Which units of a model are kept, and where that came from."""
+
+    space: UnitSpace
+    """The units of the model's architecture."""
+    keep: Bool[Tensor, "units"]
+    """True for a unit that is kept."""
+    model: str
+    """Fingerprint of the model; empty for a combination of subnetworks of several models."""
+    scores: Float[Tensor, "units"] | None = None
+    """Soft score of each unit (log alpha), if the method gives one; higher is kept longer."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that produced the mask."""
+    means: str = ""
+    """Fingerprint of the means that replaced removed units."""
+    data: str = ""
+    """Fingerprint of the batches it was found on."""
+    history: pd.DataFrame | None = None
+    """One row per recorded step: step, target, sparsity, loss, lambda_1, lambda_2."""
+
+    @property
+    def mask(self) -> Float[Tensor, "units"]:
+        """1 for a kept unit, 0 for a removed one."""
+        return self.keep.float()
+
+    @property
+    def kept(self) -> list[str]:
+        """Labels of the kept units, in order."""
+        return list(itertools.compress(self.space.labels, self.keep.tolist()))
+
+    @property
+    def removed(self) -> list[str]:
+        """Labels of the removed units, in order."""
+        return list(itertools.compress(self.space.labels, (~self.keep).tolist()))
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the units that is removed."""
+        return 1.0 - self.mask.mean().item()
+
+    @property
+    def seed(self) -> int | None:
+        """Seed it was found with."""
+        return self.config.get("seed")
+
+    def attach(self, model: Model, means: Source | str) -> Handle:
+        """Put the mask on the model it was found in; use in a ``with`` block or detach later."""
+        if fingerprint(model) != self.model:
+            found = self.model[:8] or "several models combined"
+            raise HcLensError(
+                f"expected the model of this subnetwork ({found}), got another "
+                f"({fingerprint(model)[:8]}) or one with other weights, labels or dtype; load the "
+                "checkpoint it was found in, or use hc.masked(model, sub.mask, means)"
+            )
+        return attach(model, self.mask, means)
+
+    def __and__(self, other: Subnetwork) -> Subnetwork:
+        return self._combine(other, "&", torch.logical_and)
+
+    def __or__(self, other: Subnetwork) -> Subnetwork:
+        return self._combine(other, "|", torch.logical_or)
+
+    def __sub__(self, other: Subnetwork) -> Subnetwork:
+        return self._combine(other, "-", lambda mine, theirs: mine & ~theirs)
+
+    def _combine(
+        self, other: Subnetwork, sign: str, rule: Callable[[Tensor, Tensor], Tensor]
+    ) -> Subnetwork:
+        if self.space != other.space:
+            raise HcLensError(
+                f"expected subnetworks of one architecture, got {self.space} and {other.space}; "
+                "combine subnetworks of the same model"
+            )
+        model = self.model if self.model == other.model else ""
+        config = {"combined": sign, "of": [dict(self.config), dict(other.config)]}
+        return Subnetwork(self.space, rule(self.keep, other.keep), model, config=config)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the two files into a folder (made if it is not there)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"keep": self.keep.cpu()}
+        if self.scores is not None:
+            tensors["scores"] = self.scores.detach().cpu()
+        write_file(folder / "subnetwork.safetensors", save(tensors))
+        about = {
+            "format": FORMAT,
+            "n_heads": self.space.n_heads,
+            "mlps": self.space.mlps,
+            **{name: getattr(self, name) for name in ORIGIN},
+            "kept": self.kept,
+            "history": None if self.history is None else self.history.to_dict(orient="list"),
+        }
+        write_file(folder / "subnetwork.json", json_bytes(about))
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Subnetwork:
+        """Read a folder that `save` wrote."""
+        folder = Path(folder)
+        try:
+            about = json.loads((folder / "subnetwork.json").read_text())
+            tensors = load_file(folder / "subnetwork.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise HcLensError(
+                f"expected subnetwork.json and subnetwork.safetensors in {folder}, got {error}; "
+                "pass a folder that Subnetwork.save wrote"
+            ) from error
+        if about.get("format") != FORMAT:
+            raise HcLensError(
+                f"expected a subnetwork in the format {FORMAT!r}, got {about.get('format')!r} in "
+                f"{folder}; prune again with this version"
+            )
+        space, history = UnitSpace(tuple(about["n_heads"]), tuple(about["mlps"])), about["history"]
+        return cls(
+            space,
+            history=None if history is None else pd.DataFrame(history),
+            **tensors,
+            **{name: about[name] for name in ORIGIN},
+        )
+
+    def push_to_hub(self, repo: str, *, path: str = ".", private: bool = False) -> None:
+        """Upload the two files to a Hub model repository, made if it is not there."""
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.create_repo(repo, private=private, exist_ok=True)
+        with as_folder({}) as folder:
+            self.save(folder)
+            api.upload_folder(repo_id=repo, folder_path=folder, path_in_repo=path)
+
+    def __repr__(self) -> str:
+        return (
+            f"Subnetwork({len(self.kept)} of {len(self.space)} units kept, seed {self.seed}, "
+            f"model {self.model[:8] or 'several'})"
+        )

@@ -1,0 +1,308 @@
+"""Ablation scans: what the model loses without each unit, or without each set of units.
+
+1. Every set of units is ablated in turn on every batch; `hc_lens.scans.engine` runs only the layers
+   that the ablation can change, so the numbers are those of a full forward pass per set, sooner.
+2. Per row (`hc_lens.metrics`): is the prediction right, is it that of the full model, the KL
+   divergence from the full model's distribution over the model's labels, and the log-odds of the
+   gold label in the task's labels.
+3. `scan` averages them per dataset and case; `scan_rows` keeps them per row, for resampling.
+4. With a store, the logits of every finished batch are a record. Its key is made of everything that
+   decides them: the model, what replaces removed units, the batches and the sets.
+
+The full model is the set ``"full"``, always there and always first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from safetensors.torch import load, save
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hc_lens.data.batches import named_batches
+from hc_lens.errors import HcLensError
+from hc_lens.masks.replacements import Source, as_source
+from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, LOGIT, Totals, row_metrics
+from hc_lens.models.fingerprint import fingerprint
+from hc_lens.protocols import BatchesLike, BatchLike, Model
+from hc_lens.records import Records, digest, json_bytes
+from hc_lens.scans.engine import SuffixEngine
+from hc_lens.scans.hooked import check_classifier, has_user_hooks
+from hc_lens.units import UnitSet, UnitSpace, resolve_sets, set_label
+
+COLUMNS = (
+    *("dataset", "case", "set", "n"),
+    *("accuracy", "accuracy_change", "kl", "agreement", "logit_change"),
+)
+"""The columns of a scan."""
+_METRICS = {"correct": ACCURACY, "agreement": AGREEMENT, "kl": KL, "logit": LOGIT}
+"""The metric behind each array of `ScanRows`."""
+
+
+@dataclass(frozen=True)
+class ScanRows:
+    """The results of a scan row by row; row 0 of each array is the full model."""
+
+    sets: tuple[str, ...]
+    """Labels of the sets: ``"full"`` first, then as given."""
+    rows: pd.DataFrame
+    """What each row is: dataset, case, row (its position in the split), label (-1 if unknown)."""
+    logits: Float[np.ndarray, "sets rows labels"]
+    """The model's logits."""
+    correct: Bool[np.ndarray, "sets rows"]
+    """Whether the prediction is the row's label; False without a label."""
+    agreement: Bool[np.ndarray, "sets rows"]
+    """Whether the prediction is the full model's."""
+    kl: Float[np.ndarray, "sets rows"]
+    """KL divergence of the full model's distribution from the ablated one's, in nats."""
+    logit: Float[np.ndarray, "sets rows"]
+    """Log-odds of the row's label; NaN without a label."""
+
+    def index(self, units: UnitSet) -> int:
+        """The index of a set in each array; a set that was not scanned is an HcLensError."""
+        label = FULL if isinstance(units, str) and units == FULL else set_label(units)
+        if label not in self._indices:
+            raise HcLensError(
+                f"expected a set that was scanned, got {label}; scan it with sets=[...]"
+            )
+        return self._indices[label]
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        return {label: index for index, label in enumerate(self.sets)}
+
+    def where(self, keep: Bool[np.ndarray, "rows"]) -> ScanRows:
+        """Some of the rows, such as ``rows.where((rows.rows["case"] == "swap").to_numpy())``."""
+        arrays = {name: getattr(self, name)[:, keep] for name in ("logits", *_METRICS)}
+        return replace(self, rows=self.rows.loc[keep].reset_index(drop=True), **arrays)
+
+    def table(self) -> pd.DataFrame:
+        """The table that `scan` gives."""
+        totals = _totals(self.sets)
+        for dataset, at in self.rows.groupby("dataset", sort=False).indices.items():
+            chosen = self.rows.iloc[at]
+            values = {
+                metric: torch.as_tensor(getattr(self, name)[:, at]).double()
+                for name, metric in _METRICS.items()
+            }
+            labels = torch.tensor(chosen["label"].to_numpy())
+            totals.add(str(dataset), chosen["case"], labels, values)
+        return _table(totals)
+
+
+def scan(
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
+    means: Source | str,
+    sets: Iterable[UnitSet] | None = None,
+    *,
+    limit: int | None = None,
+    memory: int | str = "1GB",
+    store: str | Path | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """What ablating each set does to the model, per dataset and case.
+
+    Columns: dataset, case, set, n (rows), accuracy, accuracy_change (against the full model,
+    negative for a drop), kl (of the full model from the ablated one, nats), agreement (share of
+    rows with the full model's prediction), logit_change (mean change of the gold label's log-odds).
+    Accuracy and logit are over rows with a label, NaN where there are none. The full model is the
+    set "full".
+
+    Args:
+        model: a classifier of `hc.load`. Its hooks stay on and run; see docs/method/evaluation.md.
+        datasets: batches by name, or batches alone.
+        means: what replaces a removed unit: means, ``"zero"`` or another source.
+        sets: the sets to ablate, each a list of units or a label such as ``"L2.H5+L3.H7"``; by
+            default every unit alone. ``hc.pairs(units)`` gives some units and all their pairs.
+        limit: scan a sample of so many rows of each dataset; the sample is always the same one.
+        memory: most bytes to hold beside the model and the results, such as 500_000_000 or "2GB".
+        store: folder in which finished batches are kept; the same call continues from there.
+        progress: show a progress bar.
+    """
+    run = _Scan(model, datasets, means, sets, limit, memory, store)
+    totals = _totals(run.labels)
+    for name, batch, logits in run.results(progress):
+        metrics = row_metrics(run.named[name], batch, logits[0], logits)
+        totals.add(name, batch.cases, batch.labels, metrics)
+    return _table(totals)
+
+
+def scan_rows(
+    model: Model,
+    datasets: Mapping[str, BatchesLike] | BatchesLike,
+    means: Source | str,
+    sets: Iterable[UnitSet] | None = None,
+    *,
+    limit: int | None = None,
+    memory: int | str = "1GB",
+    store: str | Path | None = None,
+    progress: bool = True,
+) -> ScanRows:
+    """The results of `scan` for every row, in the order of the splits; arguments as there."""
+    run = _Scan(model, datasets, means, sets, limit, memory, store)
+    frames, kept = [], []
+    for name, batch, logits in run.results(progress):
+        columns = {"row": batch.rows.cpu().numpy(), "label": batch.labels.cpu().numpy()}
+        frames.append(pd.DataFrame({"dataset": name, "case": list(batch.cases), **columns}))
+        metrics = row_metrics(run.named[name], batch, logits[0], logits)
+        arrays = {key: metrics[metric].cpu() for key, metric in _METRICS.items()}
+        for key in ("correct", "agreement"):
+            arrays[key] = arrays[key] == 1
+        # NumPy does not have every kind of half precision.
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        kept.append({"logits": exact.cpu(), **arrays})
+    rows = pd.concat(frames, ignore_index=True)
+    number = {name: number for number, name in enumerate(run.named)}
+    order = np.lexsort((rows["row"].to_numpy(), rows["dataset"].map(number).to_numpy()))
+    joined = {
+        key: torch.cat([part[key] for part in kept], dim=1).numpy()[:, order] for key in kept[0]
+    }
+    return ScanRows(run.labels, rows.iloc[order].reset_index(drop=True), **joined)
+
+
+def parse_memory(memory: int | str) -> int:
+    """Bytes, from a number of bytes or text such as ``"500MB"``."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)B\s*", memory, re.IGNORECASE)
+        if match is not None:
+            return int(float(match[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[match[2].upper()])
+    elif not isinstance(memory, bool) and memory > 0:
+        return int(memory)
+    raise HcLensError(
+        f"expected memory as a positive number of bytes or text such as '500MB', got {memory!r}; "
+        "give one of these"
+    )
+
+
+def limited_batches(
+    datasets: Mapping[str, BatchesLike] | BatchesLike, source: Source, limit: int | None
+) -> dict[str, BatchesLike]:
+    """The batches by name, with at most `limit` rows each, if the source can be cut like that."""
+    named = named_batches(datasets)
+    if limit is None:
+        return named
+    if not source.row_wise:
+        raise HcLensError(
+            f"expected no limit= with {type(source).__name__}, which needs the rows of a batch "
+            "together; draw the rows when the batches are made: task.batches(model, limit=...)"
+        )
+    for name, batches in named.items():
+        limited = getattr(batches, "limited", None)
+        if limited is None:
+            raise HcLensError(
+                "expected batches of task.batches(...) to draw a sample from, got a "
+                f"{type(batches).__name__}; leave limit= out"
+            )
+        named[name] = limited(limit)
+    return named
+
+
+class _Scan:
+    """The batches, the sets and the engine of one scan, and where its finished batches are kept."""
+
+    def __init__(
+        self,
+        model: Model,
+        datasets: Mapping[str, BatchesLike] | BatchesLike,
+        means: Source | str,
+        sets: Iterable[UnitSet] | None,
+        limit: int | None,
+        memory: int | str,
+        store: str | Path | None,
+    ):
+        check_classifier(model)
+        space, source = UnitSpace.of(model), as_source(means)
+        found = resolve_sets(space, sets)
+        source.check(model, space)
+        self.named = limited_batches(datasets, source, limit)
+        self.labels = (FULL, *map(set_label, found))
+        self._engine = SuffixEngine(model, [(), *found], source, parse_memory(memory))
+        self._records = None if store is None else Records(store, "scan")
+        self._keys = {} if self._records is None else self._begin(self._records)
+
+    def results(
+        self, progress: bool
+    ) -> Iterator[tuple[str, BatchLike, Float[Tensor, "sets batch labels"]]]:
+        """Each batch with its dataset and the logits of every set."""
+        total = len(self.labels) * sum(map(_n_rows, self.named.values()))
+        bar = tqdm(total=total, desc="scan", disable=not progress, leave=False, unit="row")
+        with bar:
+            for name, batches in self.named.items():
+                for index, batch in enumerate(batches):
+                    yield name, batch, self._logits(name, index, batch, bar.update)
+
+    def _logits(
+        self, name: str, index: int, batch: BatchLike, report: Callable[[int], object]
+    ) -> Float[Tensor, "sets batch labels"]:
+        """The logits of every set on a batch, from the store if they are there."""
+        if self._records is None:
+            return self._engine.logits(batch, report)
+        scan_key = self._keys[name]
+        record, key = f"{scan_key}/batch-{index:06d}", digest(scan_key, batch.rows.tolist())
+        files = self._records.read(record, key)
+        if files is not None:
+            report(len(self.labels) * len(batch.rows))
+            return load(files["logits.safetensors"])["logits"].to(batch.labels.device)
+        logits = self._engine.logits(batch, report)
+        content = save({"logits": logits.cpu().contiguous()})
+        self._records.write(record, {"logits.safetensors": content}, key)
+        return logits
+
+    def _begin(self, records: Records) -> dict[str, str]:
+        """Write what is scanned into the store; the key of each dataset."""
+        engine, keys = self._engine, {}
+        if has_user_hooks(engine.model):
+            raise HcLensError(
+                "expected a model without hooks to keep results for later, got one with hooks, "
+                "whose effect on the results has no name on disk; take the hooks off, or scan "
+                "without store="
+            )
+        for name, batches in self.named.items():
+            about = {
+                "model": fingerprint(engine.model),
+                "source": _fingerprint_of(engine.source, "a source"),
+                "batches": _fingerprint_of(batches, "batches"),
+                "sets": self.labels,
+            }
+            keys[name] = digest(about)
+            # Beside the batches, so that a reader can tell what the folder holds.
+            records.write(f"{keys[name]}/about", {"scan.json": json_bytes(about)}, keys[name])
+        return keys
+
+
+def _n_rows(batches: BatchesLike) -> int:
+    found = getattr(batches, "n_rows", None)
+    return sum(len(batch.rows) for batch in batches) if found is None else found
+
+
+def _fingerprint_of(given: Source | BatchesLike, what: str) -> str:
+    found = getattr(given, "fingerprint", None)
+    if found is None:
+        raise HcLensError(
+            f"expected {what} with a fingerprint to keep results for later, got "
+            f"{type(given).__name__}, which has no fingerprint; scan without store="
+        )
+    return found
+
+
+def _totals(labels: Sequence[str]) -> Totals:
+    return Totals(pd.DataFrame({"set": list(labels)}), (ACCURACY, KL, AGREEMENT, LOGIT))
+
+
+def _table(totals: Totals) -> pd.DataFrame:
+    """The table of a scan; within a dataset and case the full model comes first."""
+    table = totals.table()
+    for name in (ACCURACY, LOGIT):
+        full = table.groupby(["dataset", "case"], sort=False)[name].transform("first")
+        table[f"{name}_change"] = table[name] - full
+    return table.reindex(columns=list(COLUMNS))

@@ -1,0 +1,225 @@
+"""Settings as frozen dataclasses, and as the plain values of a file.
+
+1. `plain` gives the fields of a settings object that differ from their defaults, as values that
+   TOML, YAML and JSON hold.
+2. `make` reads them back: every name must be a field, and every value of the kind that the field's
+   annotation names. Anything else is an HcLensError that names the setting and, for an unknown
+   name, the nearest one. `check` makes the same demands of settings that are written in Python.
+3. `read_settings` reads a ``.toml``, ``.yaml`` or ``.yml`` file; `write_toml` makes TOML.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hc_lens.errors import HcLensError
+
+T = TypeVar("T")
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """The fields of a settings object that differ from their defaults, as plain values."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value, make_default = getattr(settings, field.name), field.default_factory
+        default = field.default if make_default is dataclasses.MISSING else make_default()
+        if value != default:
+            found[field.name] = plain_value(value)
+    return found
+
+
+def plain_value(value: Any) -> Any:
+    """A setting as a value that TOML, YAML and JSON hold; a function goes by its name."""
+    if dataclasses.is_dataclass(value):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: plain_value(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return value
+
+
+def make(kind: type[T], values: object, where: str) -> T:
+    """A settings object from plain values; `where` names them in messages."""
+    table = check_table(values, where)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    check_keys(table, fields, where)
+    needed = [
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    missing = [name for name in needed if name not in table]
+    if missing:
+        raise HcLensError(
+            f"expected {', '.join(needed)} in {where}, missing {', '.join(missing)}; add them"
+        )
+    hints = get_type_hints(kind)
+    return kind(**{name: _read(value, hints[name], name, where) for name, value in table.items()})
+
+
+def check(settings: Any, where: str) -> None:
+    """Check the fields of a frozen settings object, and put copies of lists and tables there.
+
+    For ``__post_init__``: settings that are in use must not change with the caller's own list.
+    """
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value = _read(getattr(settings, field.name), hints[field.name], field.name, where)
+        object.__setattr__(settings, field.name, value)
+
+
+def check_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
+    """Refuse a setting that nobody reads, and name the nearest one that is known."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise HcLensError(f"expected only known settings in {where}, got {key!r}; {hint}")
+
+
+def check_table(values: object, where: str) -> Mapping[str, Any]:
+    """Settings with names, as they are; anything else is refused."""
+    if not isinstance(values, Mapping):
+        raise HcLensError(
+            f"expected a table of settings for {where}, got {values!r}; write its entries below "
+            f"a heading [{where.split(' ')[0]}]"
+        )
+    for name in values:
+        if not isinstance(name, str) or not name:
+            raise HcLensError(f"expected names as text in {where}, got {name!r}; put it in quotes")
+    return values
+
+
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number such as 0.001"),
+    str: ((str, Path), "text"),
+    Path: ((str, Path), "a path"),
+}
+"""What may be given for a plain kind of value, and how a message calls it."""
+
+
+def _read(value: Any, hint: Any, name: str, where: str) -> Any:
+    """A plain value as the kind of value that an annotation asks for."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _read_any_of(value, inner, name, where)
+    if origin in (tuple, list, Sequence):
+        return _read_list(value, hint, name, where)
+    if origin in (dict, Mapping):
+        table = check_table(value, f"{name} of {where}")
+        return {key: _read(entry, inner[1], f"{name}.{key}", where) for key, entry in table.items()}
+    if origin is Literal and value not in inner:
+        raise _refuse(f"one of {list(inner)}", value, name, where)
+    if hint in _PLAIN:
+        kinds, what = _PLAIN[hint]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
+            raise _refuse(what, value, name, where)
+        return hint(value)
+    if dataclasses.is_dataclass(hint) and not isinstance(value, hint):  # type: ignore[arg-type]
+        return make(hint, value, f"{name} of {where}")  # type: ignore[arg-type]
+    return value
+
+
+def _refuse(what: str, value: Any, name: str, where: str) -> HcLensError:
+    return HcLensError(f"expected {what} for {name} in {where}, got {value!r}; correct it")
+
+
+def _read_any_of(value: Any, options: tuple[Any, ...], name: str, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    errors: list[HcLensError] = []
+    for option in options:
+        if option is not type(None):
+            try:
+                return _read(value, option, name, where)
+            except HcLensError as error:
+                errors.append(error)
+    raise errors[0]
+
+
+def _read_list(value: Any, hint: Any, name: str, where: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise _refuse("a list", value, name, where)
+    kinds = list(get_args(hint))
+    if get_origin(hint) is not tuple or kinds[1:] == [Ellipsis]:
+        kinds = kinds[:1] * len(value)
+    if len(kinds) != len(value):
+        raise _refuse(f"a list of {len(kinds)}", value, name, where)
+    found = [_read(each, kind, name, where) for each, kind in zip(value, kinds, strict=True)]
+    return tuple(found) if get_origin(hint) is tuple else found
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The values of a ``.toml``, ``.yaml`` or ``.yml`` file."""
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise HcLensError(
+            f"expected a .toml, .yaml or .yml file of settings, got {path}; rename it"
+        )
+    try:
+        values = _parse(path.suffix, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # each parser's own error is a ValueError
+        raise HcLensError(
+            f"expected a readable file of settings, got {path}: {error}; write lines such as "
+            "limit = 1000"
+        ) from error
+    return dict(check_table(values, path.name))
+
+
+def _parse(suffix: str, text: str) -> Any:
+    if suffix == ".toml":
+        # Python 3.10 has no tomllib; tomli is the same under another name.
+        parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        return parser.loads(text)
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def write_toml(values: Mapping[str, Any]) -> str:
+    """TOML of text, numbers, booleans, lists and tables; tables come last, as TOML asks."""
+    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    lines = _entries({key: value for key, value in values.items() if key not in tables})
+    for key, table in tables.items():
+        lines += ["", f"[{_key(key)}]", *_entries(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_value(value)}" for key, value in table.items()]
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(float(value) if isinstance(value, float) else int(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(_entries(value)) + "}"
+    # JSON escapes text as TOML does, but for the one control character above 31.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

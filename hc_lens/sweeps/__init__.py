@@ -1,0 +1,1 @@
+"""Many prunings: checkpoints x sparsities x seeds, resumable, local or on Ray."""

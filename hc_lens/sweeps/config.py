@@ -1,0 +1,107 @@
+"""What a sweep runs: checkpoints x sparsities x seeds, as settings that go through a file.
+
+1. Models and rows are named by text (`hc_lens.data.specs`), so another process or machine reads the
+   same ones.
+2. Everything is checked when the settings are made (`hc_lens.settings`): a sweep of many hours does
+   not find a wrong sparsity at its end.
+3. ``from_file`` reads TOML or YAML; ``describe`` gives the plain values back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hc_lens.data.specs import DataSpec
+from hc_lens.errors import HcLensError
+from hc_lens.pruning.config import PruneConfig
+from hc_lens.settings import check, make, plain, read_settings
+
+PRESETS = {"reference": PruneConfig.reference}
+"""Named sets of pruning settings."""
+_LISTS = {"sparsity": "sparsities", "seed": "seeds"}
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Which runs a sweep holds."""
+
+    checkpoints: Mapping[str, str]
+    """Name -> model string of `hc_lens.data.specs.read_model`, in order of training."""
+    train: DataSpec
+    """Rows to prune on."""
+    evaluation: Mapping[str, DataSpec]
+    """Name -> rows that every subnetwork is evaluated on, such as ``id`` and ``ood``."""
+    sparsities: tuple[float, ...]
+    """Fractions of the units to remove."""
+    seeds: tuple[int, ...]
+    """Seeds of the pruning."""
+    prune: Mapping[str, Any] = field(default_factory=dict)
+    """`PruneConfig` settings other than sparsity and seed; ``preset = "reference"`` starts from
+    those of the public code."""
+    means: DataSpec | None = None
+    """Rows of the mean activations; None for those of `train`."""
+
+    def __post_init__(self) -> None:
+        check(self, "the sweep")
+        for name in ("checkpoints", "evaluation"):
+            if not getattr(self, name):
+                raise HcLensError(f"expected at least one entry in {name}, got none; name one")
+        for name, listed in _LISTS.items():
+            self._check_numbers(listed)
+            if name in self.prune:
+                raise HcLensError(
+                    f"expected {name} among the sweep's own lists, got it in the prune settings; "
+                    f"write {listed} = [...]"
+                )
+        preset = self.prune.get("preset")
+        if preset is not None and preset not in PRESETS:
+            raise HcLensError(
+                f"expected a preset among {list(PRESETS)}, got {preset!r}; leave it out for ours"
+            )
+        if callable(self.prune.get("loss")):
+            raise HcLensError(
+                "expected a loss with a name ('kl' or 'cross-entropy') in a sweep, got a function, "
+                "which another process cannot read; call hc.prune for each run instead"
+            )
+        for sparsity in self.sparsities:
+            self.prune_config(sparsity, self.seeds[0])
+
+    def _check_numbers(self, name: str) -> None:
+        """At least one number, each of them once."""
+        numbers = getattr(self, name)
+        if not numbers:
+            raise HcLensError(f"expected at least one number in {name}, got none; add one")
+        twice = sorted({number for number in numbers if numbers.count(number) > 1})
+        if twice:
+            raise HcLensError(
+                f"expected each of {name} once, got {twice} more than once; a run is the same each "
+                "time, so leave the repetition out"
+            )
+
+    def prune_config(self, sparsity: float, seed: int) -> PruneConfig:
+        """The pruning settings of one run."""
+        start = PRESETS.get(self.prune.get("preset", ""), PruneConfig)(sparsity, seed)
+        given = {name: value for name, value in self.prune.items() if name != "preset"}
+        return make(PruneConfig, {**plain(start), **given}, "the prune settings")
+
+    @property
+    def n_runs(self) -> int:
+        """Number of runs: checkpoints x sparsities x seeds."""
+        return len(self.checkpoints) * len(self.sparsities) * len(self.seeds)
+
+    @classmethod
+    def from_dict(cls, described: Mapping[str, Any]) -> SweepConfig:
+        """The sweep that plain values describe, such as those of a settings file."""
+        return make(cls, described, "the sweep")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> SweepConfig:
+        """The sweep that a ``.toml``, ``.yaml`` or ``.yml`` file describes."""
+        return make(cls, read_settings(Path(path)), Path(path).name)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as plain values, which `from_dict` reads."""
+        return plain(self)

@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+import hc_lens as hc
+
+
+def row_gradients(model, batches, means) -> torch.Tensor:
+    """One backward pass per row, with a shared mask: the slow way."""
+    gradients = []
+    for batch in batches:
+        for row in range(len(batch.rows)):
+            mask = torch.ones(10, dtype=torch.float64, requires_grad=True)
+            with hc.masked(model, mask, means):
+                log_probs = model(**batch.inputs)[row].log_softmax(-1)
+            gradients.append(torch.autograd.grad(-log_probs[batch.labels[row]], mask)[0])
+    return torch.stack(gradients)
+
+
+def test_importance_is_the_mean_absolute_gradient_over_rows(hooked, batches, means):
+    table = hc.importance(hooked, batches, means, progress=False)
+    expected = row_gradients(hooked, batches, means)
+    assert table["unit"].tolist() == hc.UnitSpace.of(hooked).labels
+    torch.testing.assert_close(
+        torch.tensor(table["importance"].to_numpy()), expected.abs().mean(0), atol=1e-6, rtol=1e-5
+    )
+    torch.testing.assert_close(
+        torch.tensor(table["effect"].to_numpy()), -expected.mean(0), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_the_effect_is_the_change_of_the_loss_for_a_small_step_towards_ablation(
+    hooked, batches, means
+):
+    table = hc.importance(hooked, batches, means, progress=False).set_index("unit")
+    space, step = hc.UnitSpace.of(hooked), 1e-5
+
+    def loss(mask: torch.Tensor) -> float:
+        total = 0.0
+        for batch in batches:
+            with torch.no_grad(), hc.masked(hooked, mask, means):
+                log_probs = hooked(**batch.inputs).log_softmax(-1)
+            total -= log_probs.gather(1, batch.labels[:, None]).sum().item()
+        return total / 5
+
+    ones = torch.ones(10, dtype=torch.float64)
+    for unit in ("L0.H1", "L1.H3", "L1.MLP"):
+        less = ones.clone()
+        less[space.index(unit)] -= step
+        rise = (loss(less) - loss(ones)) / step
+        assert table.loc[unit, "effect"] == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+def test_any_loss_of_the_logits_can_be_given(hooked, batches, means):
+    table = hc.importance(
+        hooked, batches, means, loss=lambda logits, batch: 0.0 * logits[:, 0], progress=False
+    )
+    assert (table["importance"] == 0).all()
+
+
+def test_no_gradient_reaches_the_weights(hooked, batches, means):
+    hooked.requires_grad_(True)
+    hc.importance(hooked, batches, means, progress=False)
+    assert all(p.grad is None for p in hooked.parameters())
+
+
+def test_rows_without_labels_are_an_error(hooked, batches, means):
+    batches[0].labels[0] = -1
+    with pytest.raises(hc.HcLensError, match="rows without a label"):
+        hc.importance(hooked, batches, means, progress=False)
+    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
