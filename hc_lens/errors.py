@@ -29,3 +29,11 @@ def check_choice(name: str, given: object, known: Iterable[object]) -> None:
         raise HcLensError(
             f"expected {name} among {choices[:MOST_SHOWN]}{more}, got {given!r}; choose one"
         )
+
+
+def check_count(what: str, given: object, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least `least`; `what` names the setting."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise HcLensError(
+            f"expected {what} as a whole number of at least {least}, got {given!r}; correct it"
+        )
