@@ -30,16 +30,30 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hc_lens.cli.usage import COMMANDS, HELP, UsageError
 from hc_lens.errors import HcLensError
 
+COMMANDS = {
+    "demo": "The whole study on the bundled model, without a network.",
+    "study": "The whole study on a checkpoint of your own.",
+    "report": "Write the report of a study's folder again.",
+    "load-check": "Does a checkpoint load, with Hugging Face's logits?",
+    "means": "Collect the mean activations of all heads and MLPs.",
+    "prune": "Find a subnetwork that does what the model does.",
+    "evaluate": "Score a model, and subnetworks of it, case by case.",
+    "scan": "Ablate every unit, or sets of units, and tell what changes.",
+    "sweep": "Find subnetworks for many checkpoints, sparsities and seeds.",
+    "attention": "Draw attention patterns as one HTML file.",
+    "finetune": "Fine-tune a classifier, with a series of checkpoints.",
+    "analyse": "Run the analysis NAME; NAME --help shows its options.",
+}
+"""Every command with a sentence for the help, so that nothing is imported to list them."""
+STUDY = ("demo", "study", "report")
+"""The commands that are analyses, under a shorter name."""
 GROUP = "hc_lens.analyses"
 """Entry-point group of the analyses."""
 DEBUG = "--debug"
+HELP = "--help"
 INTERRUPTED = 130
-
-STUDY = ("demo", "study", "report")
-"""The commands that are analyses, under a shorter name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,9 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = 1
     try:
         code = dispatch([argument for argument in given if argument != DEBUG])
-    except UsageError as error:
-        _say(f"hc-lens: {error}")
-        code = 2
     except KeyboardInterrupt:
         # A terminal has written ^C on the line of the progress bar.
         before = "\n" if sys.stderr.isatty() else ""
@@ -64,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if DEBUG in given:
             raise
         _say(f"hc-lens: {line_of(error)}")
+        code = getattr(error, "exit_code", code)
     sys.exit(code)
 
 
@@ -74,8 +86,10 @@ def dispatch(arguments: list[str]) -> int:
         sys.stdout.write(_help())
         return 0 if name else 2
     if name not in COMMANDS:
+        from hc_lens.cli.parse import UsageError
+
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else "see hc-lens --help"
+        hint = f"did you mean {near[0]}?" if near else f"see hc-lens {HELP}"
         raise UsageError(f"expected a command, got {name!r}; {hint}")
     if name == "analyse":
         if not rest or rest[0] == HELP:

@@ -29,7 +29,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Draw the patterns as one page."""
+    """Draw attention patterns as one HTML file."""
     from hc_lens.show import attention
 
     networks = work.subnetworks(settings.subnetwork)

@@ -15,7 +15,7 @@ class Settings(options.OnRows):
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Score a model and its subnetworks."""
+    """Score a model, and subnetworks of it, case by case."""
     from hc_lens.evaluation import evaluate
 
     networks = work.subnetworks(settings.subnetwork)

@@ -74,7 +74,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Fine-tune a classifier, or go on with it."""
+    """Fine-tune a classifier, with a series of checkpoints."""
     from hc_lens.finetuning.checkpoints import KIND
     from hc_lens.finetuning.train import finetune
 

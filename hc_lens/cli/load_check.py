@@ -42,7 +42,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Compare the logits of a checkpoint with Hugging Face's."""
+    """Does a checkpoint load, with Hugging Face's logits?"""
     from hc_lens.units import UnitSpace
 
     name, tolerance = settings.checkpoint.model, settings.tolerance

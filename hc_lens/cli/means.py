@@ -20,7 +20,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Collect means and write them."""
+    """Collect the mean activations of all heads and MLPs."""
     from hc_lens.masks.means import collect_means
 
     model = work.model(settings.checkpoint)

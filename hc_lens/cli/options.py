@@ -28,19 +28,13 @@ from typing import (
 
 from cyclopts import Group, Parameter, Token
 from docstring_parser import parse_from_object
+from typing_extensions import dataclass_transform
 
 from hc_lens.data.specs import ORGANISM, DataSpec
 from hc_lens.errors import HcLensError
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-
     from hc_lens.sweeps.runs import Runs
-else:
-
-    def dataclass_transform(**_):
-        """Only type checkers need the real one."""
-        return lambda function: function
 
 
 T = TypeVar("T")

@@ -23,14 +23,20 @@ from typing import Any, get_args, get_type_hints
 from cyclopts import App, Argument, CycloptsError, MissingArgumentError, Parameter
 
 from hc_lens.cli.options import TITLES
-from hc_lens.cli.usage import COMMANDS, HELP, UsageError
 from hc_lens.errors import HcLensError
 from hc_lens.settings import check_keys, read_settings
 
+HELP = "--help"
 COMMAND = "command"
 """Key of the command that settings belong to."""
 UNWRITTEN = ("config", "json", "force")
 """Options that say how to call a command, not what it computes."""
+
+
+class UsageError(HcLensError):
+    """A command line that cannot be read."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def parse(command: str, run: Callable[..., None], arguments: Sequence[str]) -> C
     assembled = app.assemble_argument_collection(parse_docstring=HELP in arguments)
     options = [each for each in assembled if _is_option(each)]
     if HELP in arguments:
-        sys.stdout.write(help_text(command, COMMANDS.get(command) or run.__doc__ or "", options))
+        sys.stdout.write(help_text(command, run.__doc__ or "", options))
         return None
     keys = {_key(option.name): option.keys for option in options}
     tokens = [*from_config(command, keys, arguments), *arguments]

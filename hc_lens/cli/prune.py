@@ -57,7 +57,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Find a subnetwork and write it."""
+    """Find a subnetwork that does what the model does."""
     from hc_lens.pruning.train import prune
 
     config = settings.config()

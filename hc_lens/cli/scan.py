@@ -32,7 +32,7 @@ class Settings(options.OnRows):
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Scan a model."""
+    """Ablate every unit, or sets of units, and tell what changes."""
     from hc_lens.scans.scan import scan
     from hc_lens.units import UnitSpace, pairs
 

@@ -113,7 +113,7 @@ class Settings:
 
 
 def run(settings: Settings, work: Work) -> None:
-    """Run what is missing of a sweep."""
+    """Find subnetworks for many checkpoints, sparsities and seeds."""
     from hc_lens.sweeps import engines
     from hc_lens.sweeps.sweep import sweep
 

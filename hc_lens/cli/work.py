@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,14 +166,20 @@ class Work:
 
         Rows that are only described are those of the split that a task is trained on.
         """
-        from hc_lens.masks.means import collect_means
+        from hc_lens.masks.means import Means, collect_means
+        from hc_lens.units import UnitSpace
 
-        folders = [*map(Path, subnetworks), *([] if self.out is None else [self.out])]
-        beside = [folder / MEANS for folder in folders if (folder / MEANS).is_file()]
         if chosen.means == "zero":
             return chosen.means
+        folders = [*map(Path, subnetworks), *([] if self.out is None else [self.out])]
+        beside = [folder / MEANS for folder in folders if (folder / MEANS).is_file()]
         if chosen.means is not None or beside:
-            return self._read_means(model, Path(chosen.means or beside[0]))
+            path = Path(chosen.means or beside[0])
+            path = path / MEANS if path.is_dir() else path
+            self.note(f"means of {path}")
+            means = Means.load(path)
+            means.check(model, UnitSpace.of(model))
+            return means
         if rows is None:
             raise HcLensError(
                 "expected --means to replace the removed units, got none; give a file of hc-lens "
@@ -192,16 +198,6 @@ class Work:
         self.keep(lambda folder: means.save(folder / MEANS))
         if self.records is not None:
             self.records.write_file(MEANS, self.files[MEANS])
-
-    def _read_means(self, model: HookedModel, path: Path) -> Means:
-        from hc_lens.masks.means import Means
-        from hc_lens.units import UnitSpace
-
-        path = path / MEANS if path.is_dir() else path
-        self.note(f"means of {path}")
-        means = Means.load(path)
-        means.check(model, UnitSpace.of(model))
-        return means
 
     def keep(self, fill: Fill) -> dict[str, bytes]:
         """The files that a function writes into a folder, to be kept beside the result."""
@@ -335,18 +331,17 @@ class Work:
     def _show(self, document: Mapping[str, Any], table: pd.DataFrame | None) -> None:
         """Print the result, with the table or a summary of it."""
         if self.output.json:
-            rows = {} if table is None else {"table": records(table)}
-            last = {"out": document["out"]} if "out" in document else {}
-            before = {key: value for key, value in document.items() if key != "out"}
-            sys.stdout.write(json_bytes({**before, **rows, **last}).decode() + "\n")
+            shown = dict(document)
+            if table is not None:
+                finite = table.astype(object).where(table.notna() & ~table.isin([inf, -inf]), None)
+                shown["table"] = finite.to_dict(orient="records")
+            if "out" in shown:
+                shown["out"] = shown.pop("out")  # the last entry
+            sys.stdout.write(json_bytes(shown).decode() + "\n")
             return
-        facts = {
-            key.replace("_", " "): value for key, value in document.items() if key not in HIDDEN
-        }
+        facts = {key: value for key, value in document.items() if key not in HIDDEN}
         width = max(map(len, facts), default=0)
-        lines = [
-            f"{key.replace('_', ' '):<{width}}  {_text(value)}" for key, value in facts.items()
-        ]
+        lines = [f"{key:<{width}}".replace("_", " ") + f"  {_text(facts[key])}" for key in facts]
         if table is not None:
             shown = table if self.summary is None else self.summary(table)
             lines += [*([""] if lines else []), readable(shown)]
@@ -362,19 +357,6 @@ def readable(table: pd.DataFrame) -> str:
     if table.empty:
         return "(no rows)"
     return table.to_string(index=False, float_format=lambda value: f"{value:.4f}", na_rep="-")
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as plain values that JSON can hold; NaN is None."""
-    return [
-        {str(key): _plain(value) for key, value in row.items()}
-        for row in table.to_dict(orient="records")
-    ]
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:
