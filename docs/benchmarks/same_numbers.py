@@ -5,7 +5,8 @@
 1. In each checkout, in a process of its own with one torch thread, run the same small workload from
    fixed seeds: evaluation, importance, scan, sweep, fine-tuning, attention, super-additivity,
    composition and extractive scores, and the demo with --demo.
-2. Compare the tables cell by cell: identical bits, or the largest difference of a number.
+2. Compare the tables cell by cell: identical bits, or the largest difference of a number, also as a
+   share of the largest number in its column.
 
 A column that only one side has, and a text that differs, is listed by name. The full model was
 called ``none`` in scans of older checkouts; it is compared under its present name.
@@ -171,19 +172,20 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> str:
         said += [f"only {side}: {', '.join(alone)}"] if alone else []
     if len(before) != len(after):
         return "; ".join([*said, f"{len(before)} rows before, {len(after)} after"])
-    largest = 0.0
+    largest, share = 0.0, 0.0
     for name in [name for name in before if name in after]:
         old, new = before[name], after[name]
         if pd.api.types.is_numeric_dtype(old) and pd.api.types.is_numeric_dtype(new):
-            gap = np.abs(
-                old.to_numpy(float, na_value=np.nan) - new.to_numpy(float, na_value=np.nan)
-            )
+            was, now = (each.to_numpy(float, na_value=np.nan) for each in (old, new))
             if (old.isna() != new.isna()).any():
                 said.append(f"{name}: other missing numbers")
-            largest = max(largest, float(np.nanmax(gap, initial=0.0)))
+            gap = float(np.nanmax(np.abs(was - now), initial=0.0))
+            largest = max(largest, gap)
+            share = max(share, gap / max(np.nanmax(np.abs(was), initial=0.0), 1e-300))
         elif (_texts(old) != _texts(new)).any():
             said.append(f"{name}: other texts")
-    return "; ".join([*said, "identical" if largest == 0 else f"largest difference {largest:.2g}"])
+    differing = f"largest difference {largest:.2g}, {share:.2g} of the column's largest number"
+    return "; ".join([*said, "identical" if largest == 0 else differing])
 
 
 def _texts(column: pd.Series) -> pd.Series:
@@ -191,7 +193,7 @@ def _texts(column: pd.Series) -> pd.Series:
 
 
 def main() -> None:
-    """Run both checkouts and print one line a table."""
+    """Run both checkouts and print one line for each table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the older checkout")
     parser.add_argument("--after", type=Path, default=Path("."), help="the newer checkout")

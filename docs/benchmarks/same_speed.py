@@ -87,7 +87,7 @@ def measure(checkout: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the rounds and print one line a workload."""
+    """Run the rounds and print one line for each workload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the older checkout")
     parser.add_argument("--after", type=Path, default=Path("."), help="the newer checkout")

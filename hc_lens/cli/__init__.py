@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         # A terminal has written ^C on the line of the progress bar.
         before = "\n" if sys.stderr.isatty() else ""
-        text = "stopped; what is finished stays, go on with the same command again"
+        text = "stopped; finished work is kept, run the same command again to continue"
         _say(f"{before}hc-lens: {text}: {shlex.join(['hc-lens', *given])}")
         code = INTERRUPTED
     except BrokenPipeError:

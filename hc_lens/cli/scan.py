@@ -1,6 +1,6 @@
 """``hc-lens scan``: what the model loses without each unit, or each set of units.
 
-With ``--out`` every finished batch is kept there, and the same command goes on after a stop.
+With ``--out`` every finished batch is kept there, and the same command continues after a stop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 1. The sweep comes from a TOML or YAML file (``hc.SweepConfig.from_file``), or from the options.
 2. Its runs go to ``--store``, by default ``runs`` below ``--out``. A run that is there is not run
-   again: the same command goes on after a stop, and sweeps that share a store share their runs.
+   again: the same command continues after a stop, and sweeps that share a store share their runs.
 3. The table of this sweep and its settings go to ``--out``.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hc_lens.sweeps.runs import Runs
 
 FREE = ("checkpoints", "sparsity", "seeds", "store", "engine", "workers", "cpus", "gpus", "address")
-"""What may change when a sweep goes on in its folder: more runs, or elsewhere."""
+"""What may change when a sweep is continued in its folder: more runs, or elsewhere."""
 
 
 @options.section("Rows")

@@ -194,7 +194,7 @@ class Work:
         return means
 
     def keep_means(self, means: Means) -> None:
-        """Write means at once, so that the same command goes on with them after a stop."""
+        """Write means at once, so that the same command finds them after a stop."""
         self.keep(lambda folder: means.save(folder / MEANS))
         if self.records is not None:
             self.records.write_file(MEANS, self.files[MEANS])
@@ -215,7 +215,7 @@ class Work:
         Args:
             summary: makes the table that is shown, where the whole one is too long for the eye.
             free: settings that may differ from those that the folder was begun with.
-            resumes: the command knows by itself what is finished, and always goes on.
+            resumes: the command knows by itself what is finished, and always continues.
         """
         self.summary = summary
         if self.out is None:

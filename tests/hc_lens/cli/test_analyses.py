@@ -64,7 +64,7 @@ def test_a_wrong_option_of_the_study_is_a_usage_error(call, study):
 def test_ctrl_c_in_the_study_says_how_to_go_on(call, study):
     done = call("report")
     assert done.exit_code == 130
-    assert "go on with the same command again: hc-lens report" in done.stderr
+    assert "run the same command again to continue: hc-lens report" in done.stderr
 
 
 def test_an_error_of_an_analysis_is_one_line(call, monkeypatch):

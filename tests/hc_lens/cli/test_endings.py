@@ -92,8 +92,8 @@ def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(prune, monkeypatch, 
         done = prune()
     assert done.exit_code == 130
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("hc-lens: stopped; what is finished stays, go on with the same command")
-    assert "again: hc-lens prune --model" in line
+    assert line.startswith("hc-lens: stopped; finished work is kept, run the same command again")
+    assert "again to continue: hc-lens prune --model" in line
     assert (tmp_path / "x" / "means.safetensors").is_file()
     again = prune()
     assert again.exit_code == 0
