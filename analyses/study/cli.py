@@ -9,11 +9,11 @@ import json
 from dataclasses import field
 from pathlib import Path
 
-from analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig
+from analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig, read_settings
 from analyses.study.config import demo as demo_config
 from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
-from hc_lens.cli.sweep import Evaluation
+from hc_lens.cli.sweep import Evaluation, named_models
 from hc_lens.cli.work import SETTINGS, Work, quiet_reading
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
@@ -60,7 +60,7 @@ class Study:
     adversarial: options.Names = ()
     """Cases of --ood that the heuristic gets wrong; by default those of the paper, or all."""
     checkpoints: options.Names = ()
-    """Checkpoints of the training series, each as NAME=MODEL."""
+    """Checkpoints of the training series, each as MODEL or NAME=MODEL."""
     early: str | None = None
     """Checkpoint from before generalisation, by its name."""
     sparsity: options.Numbers = (0.5, 0.7)
@@ -80,7 +80,6 @@ class Study:
                 "expected --model, --task and --ood (or a file), got "
                 f"model {self.model!r}, task {self.rows.task!r}, ood {self.ood.ood!r}; name all"
             )
-        series = _series(self.checkpoints)
         inside = self.rows.of(self.rows.task, self.rows.path, case=None)
         outside = self.ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
         evaluation = self.evaluation.specs(inside, outside)
@@ -96,7 +95,7 @@ class Study:
             train=inside,
             evaluation=evaluation,
             adversarial=self.adversarial or PAPER_CASES.get(self.ood.ood, ()),
-            checkpoints=series,
+            checkpoints=named_models(self.checkpoints),
             early=self.early,
             sparsities=self.sparsity,
             seeds=self.seeds,
@@ -120,8 +119,6 @@ def demo(settings: Demo, work: Work) -> None:
 
 def study(settings: Study, work: Work) -> None:
     """Study a fine-tuned classifier of your own and write one HTML page."""
-    from analyses.study import read_settings
-
     if settings.file is None:
         config = settings.config(work)
     else:
@@ -132,8 +129,8 @@ def study(settings: Study, work: Work) -> None:
 
 def report(settings: Report, work: Work) -> None:
     """Write the page of a finished study again."""
-    from analyses.study import PAGE
-    from analyses.study import report as write
+    from analyses.study.steps import PAGE
+    from analyses.study.steps import report as write
 
     work.begin(resumes=True)
     work.keep(lambda folder: write(settings.run, folder / PAGE, command=work.call.line))
@@ -141,7 +138,7 @@ def report(settings: Report, work: Work) -> None:
 
 
 def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
-    from analyses.study import FACTS, run, summary
+    from analyses.study.steps import FACTS, run, summary
 
     with quiet_reading(work.progress):
         page = run(
@@ -159,12 +156,3 @@ def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
     lines = [f"{marks[said.found]} {said.plain}" for said in summary(work.folder)]
     text = "\n".join([*lines, "", f"report: {page.resolve()}"])
     work.finish(report=str(page), run=str(work.folder), facts=facts, text=text)
-
-
-def _series(given: options.Names) -> dict[str, str]:
-    for entry in given:
-        if "=" not in entry:
-            raise HcLensError(
-                f"expected --checkpoints NAME=MODEL, got {entry!r}; write such as 400=step-400"
-            )
-    return dict(entry.split("=", 1) for entry in given)

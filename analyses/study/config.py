@@ -1,9 +1,8 @@
 """The settings of a study: which model, which rows, how many subnetworks.
 
 1. `StudyConfig` holds everything that decides the results. `to_toml` writes all of it, and
-   ``hc_lens.settings.make`` reads it back unchanged.
-2. `demo` is the study of the bundled organism, in a size that takes minutes or, with
-   ``full=True``, in the paper's.
+   `read_settings` reads it back unchanged.
+2. `demo` is the study of the bundled organism.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hc_lens.data.specs import ORGANISM, DataSpec
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.organism import steps as organism_steps
 from hc_lens.organism.grammar import CONSTRUCTIONS
-from hc_lens.settings import plain_value, write_toml
+from hc_lens.settings import make, plain_value, write_toml
+from hc_lens.settings import read_settings as read_file
 from hc_lens.sweeps.config import SweepConfig
 
 PAPER_SEEDS = tuple(range(42, 54))
@@ -91,18 +92,15 @@ class StudyConfig:
                 f"expected no checkpoint named {FINAL!r} other than the model itself, got "
                 f"{self.checkpoints[FINAL]!r}; give it another name"
             )
-        if self.early is not None and self.early not in self.checkpoints:
-            raise HcLensError(
-                f"expected early= to name one of the checkpoints {list(self.checkpoints)}, got "
-                f"{self.early!r}"
-            )
+        if self.early is not None:
+            check_choice("early", self.early, self.checkpoints)
         if not 0 < self.core_fraction <= 1:
             raise HcLensError(
                 f"expected a core_fraction above 0 and at most 1, got {self.core_fraction}"
             )
         # Making the sweeps checks their settings.
         self.sweep()
-        self._grid()
+        self.grid_sweep()
 
     @property
     def final(self) -> str:
@@ -122,11 +120,8 @@ class StudyConfig:
             prune=self.prune,
         )
 
-    def grid_sweep(self) -> SweepConfig | None:
-        """The subnetworks of every checkpoint at all sparsities of the grid; None without any."""
-        return self._grid() if self.checkpoints else None
-
-    def _grid(self) -> SweepConfig:
+    def grid_sweep(self) -> SweepConfig:
+        """The subnetworks of every checkpoint at all sparsities of the grid."""
         before = {name: model for name, model in self.checkpoints.items() if name != self.final}
         return dataclasses.replace(
             self.sweep(),
@@ -144,11 +139,15 @@ class StudyConfig:
         )
 
 
+def read_settings(path: str | Path) -> StudyConfig:
+    """The settings of a study, from its ``study.toml``."""
+    return make(StudyConfig, read_file(Path(path)), str(path))
+
+
 def demo(full: bool = False) -> StudyConfig:
     """The study of the organism: minutes on two cores, or the paper's size."""
-    last = organism_steps()[-1]
-    series = [step for step in organism_steps() if step > 0]
-    chosen = series if full else [400, 800, last]
+    _, *series, last = organism_steps()
+    chosen = [*series, last] if full else [400, 800, last]
     grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
     return StudyConfig(
         model=ORGANISM,
@@ -163,7 +162,6 @@ def demo(full: bool = False) -> StudyConfig:
             str(step): ORGANISM if step == last else f"{ORGANISM}:{step}" for step in chosen
         },
         early="400",
-        sparsities=(0.5, 0.7),
         seeds=PAPER_SEEDS if full else PAPER_SEEDS[:6],
         prune={"steps": 500 if full else 400},
         grid=grid if full else (0.2, 0.4, 0.6, 0.8),

@@ -1,83 +1,152 @@
-"""The findings of a study, in its order: the numbers of each from the tables of the run folder, and
-the sentence that is said about them.
+"""The findings of a study: the facts behind them, and the sentences that are said about them.
 
-Every sentence has a wording for when the numbers show what the paper describes and one for when
-they do not; the thresholds that decide it stand by name above the finding. The facts go to
-``facts.json``.
+1. Facts are numbers, texts and lists of texts by name, from the tables of the run folder
+   (`collect`). They go to ``facts.json``.
+2. A sentence is a text with the names of facts in braces. It holds no other number, so that each
+   can be looked up. A number is shown in the style after its name (a name of
+   `hc_lens.show.report.STYLES`), such as ``{id_accuracy:percent}``.
+3. Every sentence has a wording for when the facts show what the paper describes and one for when
+   they do not. The thresholds that decide it come first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from string import Formatter
 from typing import Any
 
 import pandas as pd
 
-from analyses.findings import Facts, write
 from analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
 from analyses.statistics import holm
 from analyses.study.config import StudyConfig
 from analyses.study.results import Results
-from hc_lens.show.report import Sentence
+from hc_lens.records import json_bytes
+from hc_lens.show.report import Fact, Part, Sentence
+
+Facts = dict[str, Any]
+"""Numbers, texts and lists of texts by name."""
 
 ADVERSARIAL = "adversarial"
 """What cases are called that the heuristic gets wrong; others are out of domain only."""
-CHANCE = 0.01
-"""What has a probability below this is not chance."""
-
-
-# The full model, in domain and on the adversarial cases.
-
 NEAR = 0.05
 """Out of domain the model does about as well if it is at most this much below in domain."""
-
-
-def evaluation_facts(table: pd.DataFrame) -> Facts:
-    """How the full model does in domain and on the adversarial cases."""
-    inside = table.loc[table["kind"] == "in domain"]
-    outside = table.loc[table["kind"] == "adversarial"]
-    worst = outside.loc[outside["accuracy"].idxmin()]
-    best = outside.loc[outside["accuracy"].idxmax()]
-    return {
-        "id_rows": int(inside["n"].sum()),
-        "id_accuracy": float((inside["accuracy"] * inside["n"]).sum() / inside["n"].sum()),
-        "adversarial_cases": len(outside),
-        "adversarial_rows": int(outside["n"].sum()),
-        "adversarial_accuracy": float(outside["accuracy"].mean()),
-        "worst_case": str(worst["case"]),
-        "worst_case_accuracy": float(worst["accuracy"]),
-        "best_case": str(best["case"]),
-        "best_case_accuracy": float(best["accuracy"]),
-    }
-
-
-def say_model(facts: Facts) -> Sentence:
-    """How the full model does."""
-    gap = facts["id_accuracy"] - facts["adversarial_accuracy"]
-    text = (
-        "The full model is right on {id_accuracy:percent} of {id_rows} in-domain rows and, on "
-        "average over {adversarial_cases} {cases} cases, on {adversarial_accuracy:percent} (from "
-        "{worst_case_accuracy:percent} on {worst_case} to {best_case_accuracy:percent} on "
-        "{best_case})"
-    )
-    if gap <= NEAR:
-        return write(facts, text + ": out of domain it does about as well.", False)
-    if facts["cases"] != ADVERSARIAL:
-        return write(facts, text + ": out of domain it does worse.", None)
-    if facts["best_case_accuracy"] > 0.5:
-        return write(facts, text + ": out of domain it generalises in part.", True)
-    return write(facts, text + ": out of domain it follows the heuristic.", False)
-
-
-# The subnetworks of each sparsity: alike in domain, different outside; the sparser ones collapse.
-
 FAITHFUL = 0.05
 """Subnetworks are faithful in domain if none is further below the full model than this."""
 WIDE = 0.15
 """Seeds differ on a case if their accuracies span more than this."""
 COLLAPSE = 0.10
 """The sparser subnetworks fall back on the heuristic if adversarial accuracy is lower by this."""
+CHANCE = 0.01
+"""What has a probability below this is not chance."""
+FEWEST_ROWS = 20
+"""A case with fewer rows says nothing about super-additivity."""
+LEVEL = 0.025
+"""One-sided level of super-additivity, after Holm's correction."""
+CARRIED = 0.5
+"""A few edges carry the effect if they make up more than this share of it."""
+FLAT = 10.0
+"""An effective size that moves by at most so many percent of the units is flat."""
+FLAGS = {
+    "floor": "the model is at its floor, where any subnetwork is faithful",
+    "ceiling": "the largest sparsity of the grid still passes",
+    "none_passes": "no sparsity of the grid passes",
+}
+"""What makes an effective size doubtful."""
+
+
+def collect(results: Results, config: StudyConfig) -> Facts:
+    """The facts of all findings."""
+    table, heads = results.table, results.heads
+    facts: Facts = {"cases": ADVERSARIAL if config.adversarial else "out-of-domain"}
+    facts |= evaluation_facts(table("evaluate/evaluation"))
+    cases = results.inputs["adversarial"]
+    facts |= spread_facts(table("core/spread"), cases, config.sparsities)
+    facts |= core_facts(results.core, table("core/jaccard"))
+    facts |= ablation_facts(table("ablation/excess"), table("ablation/scan"), heads)
+    facts |= attention_facts(table("attention/attention"), heads)
+    traced = ("strongest", "explained", "dependents")
+    facts |= trace_facts(*(table(f"composition/{name}") for name in traced))
+    if config.checkpoints:
+        facts |= size_facts(table("effective_size/effective_size"))
+    # On its way through a Series every number of NumPy becomes one of Python.
+    return pd.Series(facts, dtype=object).to_dict()
+
+
+def say(facts: Facts) -> list[Sentence]:
+    """What the facts say, in the order of the study."""
+    return [
+        say_model(facts),
+        say_spread(facts, "first"),
+        say_spread(facts, "second"),
+        say_collapse(facts),
+        say_core(facts),
+        say_ranks(facts),
+        *([say_early(facts)] if "early_size" in facts else []),
+        say_joint(facts),
+        say_attention(facts),
+        say_trace(facts),
+        *([say_sizes(facts)] if "size_last_id" in facts else []),
+    ]
+
+
+def write(facts: Facts, text: str, found: bool | None) -> Sentence:
+    """A sentence from a text with names of facts in braces."""
+    parts: list[Part] = []
+    for literal, name, style, _ in Formatter().parse(text):
+        if literal:
+            parts.append(literal)
+        if name is not None:
+            value = facts[name]
+            if isinstance(value, (int, float)):
+                parts.append(Fact(name, value, style or "number"))
+            else:
+                parts.append(", ".join(value) if isinstance(value, list) else value)
+    return Sentence(tuple(parts), found)
+
+
+def facts_json(facts: Facts) -> bytes:
+    """Facts as JSON; a number that is not defined is null."""
+    undefined = [
+        name for name, value in facts.items() if isinstance(value, float) and math.isnan(value)
+    ]
+    return json_bytes(facts | dict.fromkeys(undefined))
+
+
+def evaluation_facts(table: pd.DataFrame) -> Facts:
+    """How the full model does in domain and on the adversarial cases."""
+    inside = table.loc[table["kind"] == "in domain"]
+    outside = table.loc[table["kind"] == "adversarial"]
+    by_case = outside.set_index("case")["accuracy"]
+    return {
+        "id_rows": inside["n"].sum(),
+        "id_accuracy": (inside["accuracy"] * inside["n"]).sum() / inside["n"].sum(),
+        "adversarial_cases": len(outside),
+        "adversarial_rows": outside["n"].sum(),
+        "adversarial_accuracy": by_case.mean(),
+        "worst_case": by_case.idxmin(),
+        "worst_case_accuracy": by_case.min(),
+        "best_case": by_case.idxmax(),
+        "best_case_accuracy": by_case.max(),
+    }
+
+
+def say_model(facts: Facts) -> Sentence:
+    """How the full model does."""
+    text = (
+        "The full model is right on {id_accuracy:percent} of {id_rows} in-domain rows and, on "
+        "average over {adversarial_cases} {cases} cases, on {adversarial_accuracy:percent} (from "
+        "{worst_case_accuracy:percent} on {worst_case} to {best_case_accuracy:percent} on "
+        "{best_case})"
+    )
+    if facts["id_accuracy"] - facts["adversarial_accuracy"] <= NEAR:
+        return write(facts, text + ": out of domain it does about as well.", False)
+    if facts["cases"] != ADVERSARIAL:
+        return write(facts, text + ": out of domain it does worse.", None)
+    if facts["best_case_accuracy"] > 0.5:
+        return write(facts, text + ": out of domain it generalises in part.", True)
+    return write(facts, text + ": out of domain it follows the heuristic.", False)
 
 
 def spread_facts(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[float]) -> Facts:
@@ -90,16 +159,16 @@ def spread_facts(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequenc
         width = outside["max"] - outside["min"]
         widest = outside.loc[width.idxmax()]
         facts |= {
-            f"{name}_sparsity": float(sparsity),
-            f"{name}_seeds": int(inside["seeds"].iloc[0]),
-            f"{name}_id_mean": float(inside["mean"].mean()),
-            f"{name}_id_lowest": float(inside["min"].min()),
-            f"{name}_id_worst_drop": float((inside["full"] - inside["min"]).max()),
-            f"{name}_widest_case": str(widest["case"]),
-            f"{name}_widest_low": float(widest["min"]),
-            f"{name}_widest_high": float(widest["max"]),
-            f"{name}_widest_spread": float(width.max()),
-            f"{name}_adversarial_mean": float(outside["mean"].mean()),
+            f"{name}_sparsity": sparsity,
+            f"{name}_seeds": inside["seeds"].iloc[0],
+            f"{name}_id_mean": inside["mean"].mean(),
+            f"{name}_id_lowest": inside["min"].min(),
+            f"{name}_id_worst_drop": (inside["full"] - inside["min"]).max(),
+            f"{name}_widest_case": widest["case"],
+            f"{name}_widest_low": widest["min"],
+            f"{name}_widest_high": widest["max"],
+            f"{name}_widest_spread": width.max(),
+            f"{name}_adversarial_mean": outside["mean"].mean(),
         }
     return facts
 
@@ -134,46 +203,41 @@ def say_spread(facts: Facts, name: str) -> Sentence:
 
 def say_collapse(facts: Facts) -> Sentence:
     """Whether sparser subnetworks lose what goes beyond the heuristic."""
-    lost = facts["first_adversarial_mean"] - facts["second_adversarial_mean"] > COLLAPSE
     text = (
         "From {first_sparsity:percent} to {second_sparsity:percent} removed, mean accuracy on the "
         "{cases} cases goes from {first_adversarial_mean:percent} to "
         "{second_adversarial_mean:percent}"
     )
-    if not lost:
+    if facts["first_adversarial_mean"] - facts["second_adversarial_mean"] <= COLLAPSE:
         return write(facts, text + ": no clear loss.", False)
     if facts["cases"] != ADVERSARIAL:
         return write(facts, text + ": smaller subnetworks do worse outside.", None)
     return write(facts, text + ": smaller subnetworks lose what goes beyond the heuristic.", True)
 
 
-# The core: heads in all subnetworks, the agreement of the sparsities, the early checkpoint.
-
-
 def core_facts(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
     """The core, its size against chance, and the agreement of the sparsities."""
     facts: Facts = {
-        "core": list(about["core"]),
+        "core": about["core"],
         "core_fraction": float(about["fraction"]),
-        "looked_at": list(about["looked_at"]),
+        "looked_at": about["looked_at"],
         "core_size": len(about["core"]),
-        "heads": int(about["chance"]["units"]),
+        "heads": about["chance"]["units"],
         # n subnetworks have n (n - 1) / 2 pairs.
         "subnetworks": round((1 + math.sqrt(1 + 8 * len(jaccard))) / 2),
-        "core_expected": float(about["chance"]["expected"]),
-        "core_tail": float(about["chance"]["tail"]),
-        "spearman": float(about["spearman"]["rho"]),
-        "spearman_p": float(about["spearman"]["p"]),
-        "jaccard": float(jaccard["jaccard"].mean()),
-        "jaccard_expected": float(jaccard["expected"].mean()),
+        "core_expected": about["chance"]["expected"],
+        "core_tail": about["chance"]["tail"],
+        "spearman": about["spearman"]["rho"],
+        "spearman_p": about["spearman"]["p"],
+        "jaccard": jaccard["jaccard"].mean(),
+        "jaccard_expected": jaccard["expected"].mean(),
     }
-    early = about.get("early")
-    if early:
+    if early := about.get("early"):
         facts |= {
             "early_size": len(early["early"]),
             "early_shared": len(early["shared"]),
-            "early_share": float(early["share"]),
-            "early_expected": float(early["expected"]),
+            "early_share": early["share"],
+            "early_expected": early["expected"],
         }
     return facts
 
@@ -218,24 +282,14 @@ def say_early(facts: Facts) -> Sentence:
     """Whether the core was there before generalisation."""
     if facts["early_size"] == 0:
         return write(facts, "The early checkpoint has no core to compare with.", False)
-    survives = facts["early_shared"] == facts["early_size"]
     text = (
         "{early_shared} of the {early_size} core heads of the early checkpoint are in the final "
         "core (a random set of its size would hold {early_expected:percent} of them): "
     )
-    if survives:
-        text += "the early core survives whole."
-    else:
-        text += "it survives in part." if facts["early_shared"] else "none of it survives."
-    return write(facts, text, survives)
-
-
-# Ablation: the core heads together against each alone.
-
-FEWEST_ROWS = 20
-"""A case with fewer rows says nothing about super-additivity."""
-LEVEL = 0.025
-"""One-sided level, after Holm's correction."""
+    if facts["early_shared"] == facts["early_size"]:
+        return write(facts, text + "the early core survives whole.", True)
+    text += "it survives in part." if facts["early_shared"] else "none of it survives."
+    return write(facts, text, False)
 
 
 def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) -> Facts:
@@ -246,29 +300,27 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
     where it does not, an excess says only that removing one of them alone helps.
     """
     joint = excess.loc[excess["size"] == len(heads)]
-    inside = joint.loc[joint["dataset"] == "id"]
-    outside = joint.loc[(joint["dataset"] == "ood") & (joint["n"] >= FEWEST_ROWS)]
-    outside = outside if len(outside) else joint.loc[joint["dataset"] == "ood"]
-    known = outside["n"] >= FEWEST_ROWS
-    likely = holm(outside["p"].to_numpy()) < LEVEL
-    sure = outside.loc[likely & known & (outside["drop"] > 0)]
+    outside = joint.loc[joint["dataset"] == "ood"]
+    known = outside.loc[outside["n"] >= FEWEST_ROWS]
+    sure = known.loc[(holm(known["p"].to_numpy()) < LEVEL) & (known["drop"] > 0)]
+    outside = known if len(known) else outside
     shown = sure if len(sure) else outside
     top = shown.loc[shown["excess"].idxmax()]
     alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")
     single = scan.loc[alone & (scan["dataset"] == "ood")]
     core = single["set"].isin(list(heads))
     return {
-        "joint_id_drop": float(inside["drop"].mean()),
-        "joint_case": str(top["case"]),
-        "joint_drop": float(top["drop"]),
-        "joint_sum": float(top["sum_of_drops"]),
-        "joint_excess": float(top["excess"]),
-        "joint_low": float(top["low"]),
-        "joint_high": float(top["high"]),
+        "joint_id_drop": joint.loc[joint["dataset"] == "id", "drop"].mean(),
+        "joint_case": top["case"],
+        "joint_drop": top["drop"],
+        "joint_sum": top["sum_of_drops"],
+        "joint_excess": top["excess"],
+        "joint_low": top["low"],
+        "joint_high": top["high"],
         "superadditive_cases": len(sure),
         "ablation_cases": len(outside),
-        "core_head_change": float(single.loc[core, "accuracy_change"].mean()),
-        "other_head_change": float(single.loc[~core, "accuracy_change"].mean()),
+        "core_head_change": single.loc[core, "accuracy_change"].mean(),
+        "other_head_change": single.loc[~core, "accuracy_change"].mean(),
     }
 
 
@@ -289,9 +341,6 @@ def say_joint(facts: Facts) -> Sentence:
     return write(facts, text, some)
 
 
-# Attention: whether the core heads look for the same word in the other sentence.
-
-
 def attention_facts(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
     """How many of the core heads look at the same word in the other sentence.
 
@@ -310,9 +359,9 @@ def attention_facts(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
         "overlap_core": len(named),
         "overlap_all": len(sure),
         "overlap_least": ROLE_MASS,
-        "overlap_core_mass": float(overlap.loc[inside, "value"].mean()),
-        "overlap_other_mass": float(overlap.loc[~inside, "value"].mean()),
-        "overlap_chance": float(overlap["chance"].iloc[0]),
+        "overlap_core_mass": overlap.loc[inside, "value"].mean(),
+        "overlap_other_mass": overlap.loc[~inside, "value"].mean(),
+        "overlap_chance": overlap["chance"].iloc[0],
     }
 
 
@@ -335,12 +384,6 @@ def say_attention(facts: Facts) -> Sentence:
     return write(facts, text, some)
 
 
-# Composition: who reads the core, and who depends on it.
-
-CARRIED = 0.5
-"""A few edges carry the effect if they make up more than this share of it."""
-
-
 def trace_facts(
     strongest: pd.DataFrame, explained: pd.DataFrame, dependents: pd.DataFrame
 ) -> Facts:
@@ -355,26 +398,25 @@ def trace_facts(
     top = outside.loc[outside["patched"] == "top"]
     top = top.loc[top["n_edges"] < top["sender"].map(edges)]
     facts: Facts = {
-        "edge_sender": str(first["sender"]),
-        "edge_receiver": str(first["receiver"]),
-        "edge_kind": str(first["kind"]),
-        "edge_kl": float(first["kl"]),
+        "edge_sender": first["sender"],
+        "edge_receiver": first["receiver"],
+        "edge_kind": first["kind"],
+        "edge_kl": first["kl"],
     }
     if len(top):
-        counts = edges.loc[list(top["sender"].unique())]
-        total = (top["total_kl"] * top["n"]).sum()
+        counts = top["sender"].map(edges)
         facts |= {
-            "edges_patched": int(top["n_edges"].max()),
-            "edges_fewest": int(counts.min()),
-            "edges_most": int(counts.max()),
-            "edges_explained": float((top["kl"] * top["n"]).sum() / total),
+            "edges_patched": top["n_edges"].max(),
+            "edges_fewest": counts.min(),
+            "edges_most": counts.max(),
+            "edges_explained": (top["kl"] * top["n"]).sum() / (top["total_kl"] * top["n"]).sum(),
         }
     cut = dependents.loc[dependents["dataset"] == "ood"]
     if len(cut):
         by_head: Any = cut.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
         head = by_head["kl"].idxmax()
-        change = float(by_head.loc[head, "accuracy_change"])
-        facts |= {"dependent_head": str(head), "dependent_change": change}
+        facts["dependent_head"] = head
+        facts["dependent_change"] = by_head.loc[head, "accuracy_change"]
     return facts
 
 
@@ -400,30 +442,18 @@ def say_trace(facts: Facts) -> Sentence:
     return write(facts, text, carried)
 
 
-# Effective size: how much of the network each checkpoint needs.
-
-FLAT = 10.0
-"""An effective size that moves by at most so many percent of the units is flat."""
-FLAGS = {
-    "floor": "the model is at its floor, where any subnetwork is faithful",
-    "ceiling": "the largest sparsity of the grid still passes",
-    "none_passes": "no sparsity of the grid passes",
-}
-"""What makes an effective size doubtful."""
-
-
 def size_facts(table: pd.DataFrame) -> Facts:
     """The effective size at the first and the last checkpoint of the series."""
     facts: Facts = {}
-    order = list(dict.fromkeys(table["checkpoint"]))
+    order = table["checkpoint"].unique()
     cells = table.set_index(["checkpoint", "target"])
     for name, checkpoint in (("first", order[0]), ("last", order[-1])):
-        facts[f"size_{name}_checkpoint"] = str(checkpoint)
+        facts[f"size_{name}_checkpoint"] = checkpoint
         for target in ("id", "ood"):
             row = cells.loc[(checkpoint, target)]
             facts[f"size_{name}_{target}"] = float(row["effective_size"])
             # A floor is missing where there is no chance level.
-            flags = [flag for flag in FLAGS if pd.notna(row[flag]) and bool(row[flag])]
+            flags = [flag for flag in FLAGS if pd.notna(row[flag]) and row[flag]]
             facts[f"size_{name}_{target}_flags"] = flags
     return facts
 
@@ -448,36 +478,3 @@ def say_sizes(facts: Facts) -> Sentence:
     if doubts:
         text += f" To be read with care: {'; '.join(doubts)}."
     return write(facts, text, None if doubts else flat and rises)
-
-
-def collect(results: Results, config: StudyConfig) -> Facts:
-    """The facts of all findings."""
-    table, heads = results.table, results.heads
-    facts: Facts = {"cases": ADVERSARIAL if config.adversarial else "out-of-domain"}
-    facts |= evaluation_facts(table("evaluate/evaluation"))
-    facts |= spread_facts(table("core/spread"), results.cases, config.sparsities)
-    facts |= core_facts(results.core, table("core/jaccard"))
-    facts |= ablation_facts(table("ablation/excess"), table("ablation/scan"), heads)
-    facts |= attention_facts(table("attention/attention"), heads)
-    traced = ("strongest", "explained", "dependents")
-    facts |= trace_facts(*(table(f"composition/{name}") for name in traced))
-    if config.checkpoints:
-        facts |= size_facts(table("effective_size/effective_size"))
-    return facts
-
-
-def say(facts: Facts) -> list[Sentence]:
-    """What the facts say, in the order of the study."""
-    return [
-        say_model(facts),
-        say_spread(facts, "first"),
-        say_spread(facts, "second"),
-        say_collapse(facts),
-        say_core(facts),
-        say_ranks(facts),
-        *([say_early(facts)] if "early_size" in facts else []),
-        say_joint(facts),
-        say_attention(facts),
-        say_trace(facts),
-        *([say_sizes(facts)] if "size_last_id" in facts else []),
-    ]

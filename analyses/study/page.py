@@ -7,7 +7,6 @@ with the paper's figures and the tables (`hc_lens.show.report`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 
@@ -15,10 +14,9 @@ import pandas as pd
 
 from analyses import composition, superadditive
 from analyses.effective_size import figures as effective_size_figures
-from analyses.findings import Facts
 from analyses.lexical_overlap import figures as lexical_overlap_figures
 from analyses.study.config import StudyConfig
-from analyses.study.findings import say
+from analyses.study.findings import Facts, say
 from analyses.study.results import Results
 from analyses.subnetworks import figures as subnetworks_figures
 from hc_lens import __version__
@@ -26,22 +24,20 @@ from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
 PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")
 """The packages whose versions the report names."""
-SHARES = ("accuracy", "frequency", "full", "min", "max", "mean", "std", "sparsity")
-"""Columns that are shown in percent in every table."""
+COLUMNS = {
+    "percent": "accuracy frequency full min max mean std sparsity share value chance permuted",
+    "points": "drop sum_of_drops excess low high accuracy_change total_accuracy_change "
+    "ablated_accuracy_change",
+    "probability": "p p_holm",
+    "two": "spearman",
+}
+"""The columns that are shown in each style, in every table."""
+STYLES = {column: style for style, columns in COLUMNS.items() for column in columns.split()}
 
 
 def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> Report:
     """The whole report."""
     inputs = results.inputs
-    summary = Section(
-        "summary",
-        "Summary",
-        say(facts),
-        notes=[
-            "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
-            "back to a file of the run folder."
-        ],
-    )
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     about = {
         "Command": command,
@@ -55,9 +51,14 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
         f"domain, and why. Made with hc_lens {__version__} after Bhaskar, Friedman and Chen, The "
         "Heuristic Core (ACL 2024)."
     )
+    note = (
+        "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
+        "back to a file of the run folder."
+    )
+    evaluation = _table(results, "evaluate/evaluation", "Accuracy by case")
     sections = [
-        summary,
-        _model(results),
+        Section("summary", "Summary", say(facts), notes=[note]),
+        Section("model", "The full model", items=[evaluation]),
         _subnetworks(results, config),
         _core(results, config.sparsities),
         _ablation(results),
@@ -69,16 +70,11 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
     return Report(config.title, lead, sections, config.to_toml(), about, made)
 
 
-def _model(results: Results) -> Section:
-    items = [_table(results, "evaluate/evaluation", "Accuracy by case")]
-    return Section("model", "The full model", items=items)
-
-
 def _subnetworks(results: Results, config: StudyConfig) -> Section:
     def shown(step: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The runs of the final model that the page follows, and the full models."""
         runs = results.table(f"{step}/runs")
-        looked_at = (runs["dataset"] == "id") | runs["case"].isin(results.cases)
+        looked_at = (runs["dataset"] == "id") | runs["case"].isin(results.inputs["adversarial"])
         of_final = runs["checkpoint"] == config.final
         return runs.loc[of_final & looked_at], results.table(f"{step}/full")
 
@@ -96,44 +92,37 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
 
 
 def _core(results: Results, sparsities: tuple[float, ...]) -> Section:
-    table = results.table("core/frequencies")
-    ends, core = (sparsities[0], sparsities[-1]), results.core["core"]
-    items = [
-        Drawing.of(
-            subnetworks_figures.frequency_scatter(table, *ends, core),
-            "How often each head is kept, at the two sparsities; the core is marked",
-        ),
-        _table(results, "core/frequencies", "How often each head is kept"),
-    ]
-    return Section("core", "The core", items=items)
+    table = _table(results, "core/frequencies", "How often each head is kept")
+    figure = subnetworks_figures.frequency_scatter(
+        table.frame, sparsities[0], sparsities[-1], results.core["core"]
+    )
+    title = "How often each head is kept, at the two sparsities; the core is marked"
+    return Section("core", "The core", items=[Drawing.of(figure, title), table])
 
 
 def _ablation(results: Results) -> Section:
     excess, scan = results.table("ablation/excess"), results.table("ablation/scan")
     joint = excess.loc[excess["size"] == len(results.heads)]
-    styles = dict.fromkeys(("drop", "sum_of_drops", "excess", "low", "high"), "points")
-    styles |= {"p": "probability", "p_holm": "probability"}
     together = joint.drop(columns=["set", "size"])
     each = scan.loc[:, ["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
-    changes = {"accuracy_change": "points"}
     items = [
         Drawing.of(
             superadditive.figure(joint, joint["set"].iloc[0]),
             "Loss of accuracy: the heads together, and the sum of each alone",
         ),
-        _table(results, "ablation/excess", "The heads together, in points", styles, together),
-        _table(results, "ablation/scan", "Every ablation", changes, each),
+        _table(results, "ablation/excess", "The heads together, in points", together),
+        _table(results, "ablation/scan", "Every ablation", each),
     ]
-    minimal = _table(results, "ablation/minimal", "Smallest super-additive sets", styles)
+    minimal = _table(results, "ablation/minimal", "Smallest super-additive sets")
     items += [minimal] if len(minimal.frame) else []
     return Section("ablation", "Ablation", items=items)
 
 
 def _attention(results: Results) -> Section:
-    table, core = results.table("attention/attention"), results.core["core"]
-    shares = ["value", "low", "high", "chance", "permuted"]
-    chosen = table.loc[table["unit"].isin(results.heads), ["unit", "score", *shares, "n", "role"]]
-    styles = dict.fromkeys(shares, "percent")
+    name, core = "attention/attention", results.core["core"]
+    table = results.table(name)
+    shown = ["unit", "score", "value", "low", "high", "chance", "permuted", "n", "role"]
+    chosen = table.loc[table["unit"].isin(results.heads), shown]
     patterns = sorted(results.folders["attention"].glob("pattern-*.html"))
     items = [
         Drawing.of(
@@ -144,7 +133,7 @@ def _attention(results: Results) -> Section:
             lexical_overlap_figures.heat_maps(table, ["overlap"], mark=core),
             "Attention to the same word in the other sentence, every head",
         ),
-        _table(results, "attention/attention", "Attention of these heads", styles, chosen),
+        _table(results, name, "Attention of these heads", chosen, low="percent", high="percent"),
         *(Html(path.read_text(encoding="utf-8")) for path in patterns),
     ]
     return Section("attention", "What the core looks at", items=items)
@@ -157,34 +146,24 @@ def _composition(results: Results) -> Section:
         "dependents": "Heads cut off from the core",
         "agreement": "Rank agreement of the gradient's edges with the exact ones",
     }
-    changes = ("accuracy_change", "total_accuracy_change", "ablated_accuracy_change")
-    styles = dict.fromkeys(changes, "points") | {"share": "percent", "spearman": "two"}
     trace = composition.Trace.load(results.folders["composition"])
     items = [
         Drawing.of(composition.figure(trace), "Who reads the core: the strongest edges"),
-        *(_table(results, f"composition/{name}", titles[name], styles) for name in titles),
+        *(_table(results, f"composition/{name}", title) for name, title in titles.items()),
     ]
     return Section("composition", "Who reads the core", items=items)
 
 
 def _sizes(results: Results) -> Section:
-    name, title = "effective_size/effective_size", "Effective size, percent of the units"
-    drawing = effective_size_figures.figure(results.table(name))
-    items = [
-        Drawing.of(drawing, "Effective size by checkpoint"),
-        _table(results, name, title),
-    ]
-    return Section("effective_size", "Effective size", items=items)
+    title = "Effective size, percent of the units"
+    table = _table(results, "effective_size/effective_size", title)
+    drawing = Drawing.of(effective_size_figures.figure(table.frame), "Effective size by checkpoint")
+    return Section("effective_size", "Effective size", items=[drawing, table])
 
 
 def _table(
-    results: Results,
-    name: str,
-    title: str,
-    styles: Mapping[str, str] | None = None,
-    shown: pd.DataFrame | None = None,
+    results: Results, name: str, title: str, shown: pd.DataFrame | None = None, **styles: str
 ) -> Table:
     """A table of a step, or the rows and columns of it that are shown."""
     frame = results.table(name) if shown is None else shown
-    shares = dict.fromkeys([column for column in SHARES if column in frame], "percent")
-    return Table(frame, f"steps/{name}.csv", title, shares | dict(styles or {}))
+    return Table(frame, f"steps/{name}.csv", title, STYLES | styles)

@@ -1,4 +1,4 @@
-"""The run folder of a study: the names of its files, and what its steps wrote."""
+"""What the steps of a study wrote: its tables, the core, the means."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+import hc_lens as hc
 from hc_lens.records import read_table
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-KIND = "study"
-"""The kind of work that a run folder holds."""
-REPORT = "report"
-"""The step that writes the page, its numbers and the settings."""
-PAGE, FACTS, SETTINGS = "report.html", "facts.json", "study.toml"
-"""What it writes."""
-PUBLISHED = "pages.json"
-"""The hashes of the pages that were copied to the top of the run folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +38,11 @@ class Results:
         return json.loads((self.folders["core"] / "core.json").read_bytes())
 
     @property
-    def cases(self) -> list[str]:
-        """The adversarial cases."""
-        return self.inputs["adversarial"]
-
-    @property
     def heads(self) -> list[str]:
         """The heads that the steps after the core look at."""
         return self.core["looked_at"]
+
+    @property
+    def means(self) -> hc.Means:
+        """The mean activations."""
+        return hc.Means.load(self.folders["means"] / "means.safetensors")

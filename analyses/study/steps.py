@@ -1,25 +1,19 @@
-"""The steps of a study, in the order of the paper.
+"""The study as a list of steps, in the order of the paper, and how they are run and kept.
 
-1. `inputs`: the fingerprints of the model and of the rows; every other step builds on it.
-2. `evaluate`: the full model on ``id`` and on every case of ``ood``.
-3. `means`: mean activations over the training rows.
-4. `subnetworks`: seeds at two sparsities or more, for the final and the early checkpoint.
-5. `core`: how often each head is kept, the heads in all subnetworks, chance, the early core.
-6. `ablation`: every head, and the core together; super-additivity.
-7. `attention`: what each head looks at, and the patterns of the core on a few pairs.
-8. `composition`: who reads the core.
-9. `grid` and `effective_size`: a grid of sparsities over the checkpoints, if there is a series.
-10. `report`: the page, its numbers and the settings.
-
-Each step states once, in `list_steps`, which settings it reads and which steps it builds on. Its
-function gets these beside the model and the rows, and writes its files into an empty folder.
-`run_steps` keeps them as a record (`hc_lens.records`) whose key is made of the same settings and of
-the keys of the steps that it builds on: a step runs again exactly when one of them has changed.
+1. `list_steps` states once for each step which steps it builds on and which settings it reads. Its
+   function gets these beside the model and the rows, and writes its files into an empty folder.
+2. `run_steps` keeps them as a record (`hc_lens.records`) whose key is made of the same settings and
+   of the keys of the steps that it builds on: a step runs again exactly when one of them has
+   changed.
+3. The last step writes the page, its numbers and the settings. `run` copies them to the top of the
+   run folder, where a page that is not the study's own is never written over.
+4. `report` writes the page of a finished study again, `summary` gives its sentences.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -32,11 +26,10 @@ import torch
 import hc_lens as hc
 from analyses import composition, effective_size, lexical_overlap, subnetworks, superadditive
 from analyses.composition.passes import check_supported
-from analyses.findings import facts_json
-from analyses.study.config import StudyConfig
-from analyses.study.findings import collect
+from analyses.study import findings
+from analyses.study.config import StudyConfig, read_settings
 from analyses.study.page import build
-from analyses.study.results import FACTS, PAGE, REPORT, SETTINGS, Results
+from analyses.study.results import Results
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
 from hc_lens.models import fingerprint
@@ -45,15 +38,22 @@ from hc_lens.protocols import BatchesLike
 from hc_lens.records import Records, digest, json_bytes, table_bytes
 from hc_lens.settings import plain_value
 from hc_lens.show import Attention
+from hc_lens.show.report import Sentence
 
+KIND = "study"
+"""The kind of work that a run folder holds."""
 METHOD = 2
 """Goes up when a step computes something else than before."""
+REPORT = "report"
+"""The last step."""
+PAGE, FACTS, SETTINGS = "report.html", "facts.json", "study.toml"
+"""What it writes."""
+PUBLISHED = "pages.json"
+"""The hashes of the pages that were copied to the top of the run folder."""
 MOST_HEADS = 6
 """Heads among which subsets are scanned and whose patterns are shown."""
 MOST_TRACED = 12
 """Heads whose readers are traced; a larger core is cut, in order of the layers."""
-SHOWN_EDGES = 40
-"""Edges in the table of the strongest."""
 MOST_TOKENS = 100
 """Longer rows are not shown as patterns."""
 FEW_HEADS = 3
@@ -66,6 +66,8 @@ class Study:
 
     config: StudyConfig
     """Which model, rows and sizes."""
+    runs: Path
+    """Where the runs of sweeps are kept."""
     command: str = ""
     """How the study was started, for the report."""
     workers: int | None = None
@@ -77,11 +79,6 @@ class Study:
     def model(self) -> HookedModel:
         """The final model."""
         return read_model(self.config.model)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the final model."""
-        return fingerprint(self.model)
 
     @cached_property
     def train(self) -> hc.Batches:
@@ -105,39 +102,6 @@ class Study:
         """The evaluation rows, of ``ood`` the adversarial cases only."""
         return {**self.data, "ood": self.data["ood"].of_cases(*self.cases)}
 
-    @cached_property
-    def checkpoints(self) -> dict[str, str]:
-        """The fingerprint of each checkpoint."""
-        return {
-            name: fingerprint(self.model if model == self.config.model else read_model(model))
-            for name, model in self.config.checkpoints.items()
-        }
-
-    @property
-    def floors(self) -> dict[str, float]:
-        """The accuracy of knowing nothing; on adversarial cases that of the heuristic: none."""
-        floors = {name: 1 / len(batches.labels) for name, batches in self.data.items()}
-        return floors | ({"ood": 0.0} if self.config.adversarial else {})
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a step reads."""
-
-    study: Study
-    """The model and the rows."""
-    runs: Path
-    """Where the runs of sweeps are kept."""
-    settings: Mapping[str, Any]
-    """The settings of the step, by name."""
-    found: Results
-    """The files of the steps that it builds on."""
-
-    @property
-    def means(self) -> hc.Means:
-        """The mean activations."""
-        return hc.Means.load(self.found.folders["means"] / "means.safetensors")
-
 
 @dataclass(frozen=True)
 class Step:
@@ -145,12 +109,83 @@ class Step:
 
     name: str
     """Name of its folder."""
-    run: Callable[[Inputs, Path], object]
-    """Writes the files into an empty folder."""
+    run: Callable[..., object]
+    """Called with the study, the files of `needs`, an empty folder for its own, and `settings`."""
     needs: tuple[str, ...] = ()
     """The steps that it builds on."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings that it reads, by name; dataclasses count with all their fields."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What else decides its files, by name, such as the weights of a checkpoint."""
+
+
+def run(
+    config: StudyConfig,
+    out: str | Path,
+    *,
+    command: str = "analyses.study.run(...)",
+    workers: int | None = None,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+    force: bool = False,
+) -> Path:
+    """Run a study, or what is left of it, and return the path of its report.
+
+    Args:
+        out: the run folder; that of an earlier call is continued.
+        command: how the study was started, for the report.
+        workers: processes that prune at the same time; by default one per core.
+        say: gets a line at the start of each step that is run.
+        force: run every step again, also in the folder of another model.
+    """
+    study = Study(config, Path(out) / "runs", command, workers, progress)
+    records = Records(out, KIND, {"model": fingerprint(study.model)}, owner=True, force=force)
+    if force:
+        records.remove("steps")
+    page, pages = Path(out) / PAGE, Path(out) / PUBLISHED
+    known = json.loads(pages.read_bytes()) if pages.exists() else []
+    if page.exists() and digest(page.read_bytes()) not in known:
+        raise HcLensError(
+            f"expected {page} to be the report that this study wrote, got another file; move it "
+            "away and run the same command again"
+        )
+    made = run_steps(records, list_steps(study), study, say)[REPORT]
+    files = {name: (made / name).read_bytes() for name in (SETTINGS, FACTS, PAGE)}
+    known = dict.fromkeys([*known, digest(files[PAGE])])
+    # Remembered first: a page that is there but unknown would count as somebody else's.
+    for name, content in {PUBLISHED: json_bytes(list(known)), **files}.items():
+        target = Path(out) / name
+        if not target.exists() or target.read_bytes() != content:
+            records.write_file(name, content)
+    return page
+
+
+def report(folder: str | Path, path: str | Path, *, command: str = "", force: bool = False) -> Path:
+    """Write the report of a finished run folder again, to a path of your choice."""
+    results, config = _finished(folder)
+    if Path(path).exists() and not force:
+        raise HcLensError(
+            f"expected a new file for the report, got {path}, which exists; give another path, or "
+            "pass --force to write over it"
+        )
+    return build(results, findings.collect(results, config), config, command).save(path)
+
+
+def summary(folder: str | Path) -> list[Sentence]:
+    """What the numbers of a finished run folder say, in the order of the study."""
+    return findings.say(findings.collect(*_finished(folder)))
+
+
+def _finished(folder: str | Path) -> tuple[Results, StudyConfig]:
+    """The results and the settings of a finished run folder."""
+    last = Records.existing(folder, KIND).find(f"steps/{REPORT}")
+    if last is None:
+        raise HcLensError(
+            f"expected the run folder of a finished study, got {folder}; finish it with the "
+            "command that began it"
+        )
+    steps = {step.name: step for step in last.parent.iterdir()}
+    return Results(steps), read_settings(last / SETTINGS)
 
 
 def list_steps(study: Study) -> list[Step]:
@@ -158,38 +193,47 @@ def list_steps(study: Study) -> list[Step]:
     # What cannot work is told before the long steps, not after them.
     check_supported(study.model)
     _ = study.adversarial
-    config, grid = study.config, study.config.grid_sweep()
+    config = study.config
     rows = {"train": study.train.fingerprint}
     rows |= {name: batches.fingerprint for name, batches in study.data.items()}
-    inputs = {"model": study.fingerprint, **rows, "adversarial": list(study.cases)}
+    inputs = {"model": fingerprint(study.model), **rows, "adversarial": list(study.cases)}
+    checkpoints = {
+        name: fingerprint(study.model if model == config.model else read_model(model))
+        for name, model in config.checkpoints.items()
+    }
+
+    def some(*names: str) -> dict[str, Any]:
+        return {name: getattr(config, name) for name in names}
+
+    def pruning(name: str, sweep: hc.SweepConfig) -> Step:
+        # Checkpoints count for the steps that prune them: a longer series redoes nothing else.
+        models = {each: key for each, key in checkpoints.items() if each in sweep.checkpoints}
+        return Step(name, prune, ("inputs",), {"sweep": sweep}, {"models": models})
+
+    core = some("final", "early", "sparsities", "core_fraction")
+    attention = some("evaluation", "attention_rows", "examples")
     steps = [
         Step("inputs", write_inputs, settings=inputs),
         Step("evaluate", evaluate, ("inputs",)),
         Step("means", collect_means, ("inputs",)),
-        Step("subnetworks", prune, ("inputs",), _sweep(study, config.sweep())),
-        Step(
-            "core",
-            find_core,
-            ("subnetworks",),
-            _some(config, "final", "early", "sparsities", "core_fraction"),
-        ),
-        Step("ablation", ablate, ("core", "means"), _some(config, "scan_rows")),
-        Step(
-            "attention",
-            score_attention,
-            ("core",),
-            _some(config, "evaluation", "attention_rows", "examples"),
-        ),
-        Step("composition", trace, ("core", "means"), _some(config, "trace_rows")),
+        pruning("subnetworks", config.sweep()),
+        Step("core", find_core, ("subnetworks",), core),
+        Step("ablation", ablate, ("core", "means"), some("scan_rows")),
+        Step("attention", score_attention, ("core",), attention),
+        Step("composition", trace, ("core", "means"), some("trace_rows")),
     ]
-    if grid is not None:
-        sizes = {"margin": config.margin, "floors": study.floors, "cases": study.cases}
+    if config.checkpoints:
+        # The accuracy of knowing nothing; on adversarial cases that of the heuristic: none.
+        floors = {name: 1 / len(batches.labels) for name, batches in study.data.items()}
+        floors |= {"ood": 0.0} if config.adversarial else {}
+        sizes = {"margin": config.margin, "floors": floors, "cases": study.cases}
         steps += [
-            Step("grid", prune, ("inputs",), _sweep(study, grid)),
+            pruning("grid", config.grid_sweep()),
             Step("effective_size", measure_sizes, ("grid",), sizes),
         ]
-    about = {"config": config, "version": hc.__version__}
-    return [*steps, Step(REPORT, report, tuple(step.name for step in steps), about)]
+    every = tuple(step.name for step in steps)
+    version = {"version": hc.__version__}
+    return [*steps, Step(REPORT, write_report, every, {"config": config}, version)]
 
 
 def run_steps(
@@ -199,30 +243,29 @@ def run_steps(
     keys: dict[str, str] = {}
     folders: dict[str, Path] = {}
     for step in steps:
-        needed = [keys[need] for need in step.needs]
-        keys[step.name] = digest(METHOD, step.name, plain_value(step.settings), needed)
+        decides = plain_value({**step.settings, **step.also})
+        key = digest(METHOD, step.name, decides, [keys[need] for need in step.needs])
         record = f"steps/{step.name}"
-        if records.find(record, keys[step.name]) is None:
+        if records.find(record, key) is None:
             # What was built on the old results is no longer whole: no report is made of it.
             records.remove(f"steps/{REPORT}")
             say(f"{step.name.replace('_', ' ')} ...")
             found = Results({need: folders[need] for need in step.needs})
-            given = Inputs(study, records.folder("runs"), step.settings, found)
-            records.write(record, partial(step.run, given), keys[step.name])
+            records.write(record, partial(step.run, study, found, **step.settings), key)
+        keys[step.name] = key
         folders[step.name] = records.folder(record)
     return folders
 
 
-def write_inputs(given: Inputs, out: Path) -> None:
-    """The fingerprints of the model and of the rows."""
-    (out / "inputs.json").write_bytes(json_bytes(given.settings))
+def write_inputs(study: Study, found: Results, out: Path, **inputs: Any) -> None:
+    """The fingerprints of the model and of the rows; every other step builds on it."""
+    (out / "inputs.json").write_bytes(json_bytes(inputs))
 
 
-def evaluate(given: Inputs, out: Path) -> None:
-    """The full model on every case."""
-    study = given.study
-    found = hc.evaluate(study.model, study.data, progress=study.progress)
-    table = found[["dataset", "case", "n", "accuracy"]]
+def evaluate(study: Study, found: Results, out: Path) -> None:
+    """The full model in domain and on every case out of domain."""
+    scores = hc.evaluate(study.model, study.data, progress=study.progress)
+    table = scores[["dataset", "case", "n", "accuracy"]]
     kinds = [
         "in domain" if dataset != "ood" else "adversarial" if case in study.cases else "other"
         for dataset, case in zip(table["dataset"], table["case"], strict=True)
@@ -230,21 +273,15 @@ def evaluate(given: Inputs, out: Path) -> None:
     _write_tables(out, evaluation=table.assign(kind=kinds))
 
 
-def collect_means(given: Inputs, out: Path) -> None:
-    """The mean activations."""
-    study = given.study
+def collect_means(study: Study, found: Results, out: Path) -> None:
+    """The mean activations over the training rows."""
     means = hc.collect_means(study.model, study.train, progress=study.progress)
     means.save(out / "means.safetensors")
 
 
-def prune(given: Inputs, out: Path) -> None:
+def prune(study: Study, found: Results, out: Path, sweep: hc.SweepConfig) -> None:
     """The subnetworks of a sweep, kept in ``runs``, and their accuracies."""
-    runs = hc.sweep(
-        given.settings["sweep"],
-        store=str(given.runs),
-        workers=given.study.workers,
-        progress=given.study.progress,
-    )
+    runs = hc.sweep(sweep, store=str(study.runs), workers=study.workers, progress=study.progress)
     if len(runs.failed):
         first = runs.failed.iloc[0]
         raise HcLensError(
@@ -252,7 +289,7 @@ def prune(given: Inputs, out: Path) -> None:
             f"(checkpoint {first['checkpoint']}) with: {first['why']}; the same command tries them "
             "again"
         )
-    kept = [(*key, " ".join(found.kept)) for key, found in runs.subnetworks.items()]
+    kept = [(*key, " ".join(network.kept)) for key, network in runs.subnetworks.items()]
     _write_tables(
         out,
         runs=runs.table.drop(columns="run"),
@@ -261,73 +298,72 @@ def prune(given: Inputs, out: Path) -> None:
     )
 
 
-def find_core(given: Inputs, out: Path) -> None:
+def find_core(
+    study: Study,
+    found: Results,
+    out: Path,
+    final: str,
+    early: str | None,
+    sparsities: tuple[float, ...],
+    core_fraction: float,
+) -> None:
     """Which heads the subnetworks share, and how far their accuracies lie apart."""
-    settings, fraction = given.settings, given.settings["core_fraction"]
-    kept = given.found.table("subnetworks/subnetworks")
-    found = read_subnetworks(kept, hc.UnitSpace.of(given.study.model))
-    final = subnetworks.select(found, checkpoint=settings["final"])
-    table = subnetworks.frequencies(final)
-    heads = subnetworks.core(final, fraction)
+    space = hc.UnitSpace.of(study.model)
+    networks: dict[subnetworks.Key, hc.Subnetwork] = {}
+    rows: Any = found.table("subnetworks/subnetworks").itertuples(index=False)
+    for checkpoint, sparsity, seed, kept in rows:
+        keep = torch.tensor([label in kept.split() for label in space.labels])
+        networks[checkpoint, sparsity, seed] = hc.Subnetwork(space, keep, "")
+    chosen = subnetworks.select(networks, checkpoint=final)
+    table = subnetworks.frequencies(chosen)
+    heads = subnetworks.core(chosen, core_fraction)
     often: Any = table.groupby("unit", sort=False)["count"].sum()
     often = often.sort_values(ascending=False, kind="stable")
-    ends = settings["sparsities"][0], settings["sparsities"][-1]
     about: dict[str, Any] = {
         "core": heads,
-        "fraction": fraction,
+        "fraction": core_fraction,
         "looked_at": heads if len(heads) > 1 else list(often.index[:FEW_HEADS]),
-        "chance": dataclasses.asdict(subnetworks.chance(final, fraction)),
-        "spearman": subnetworks.spearman(table, *ends)._asdict(),
+        "chance": dataclasses.asdict(subnetworks.chance(chosen, core_fraction)),
+        "spearman": subnetworks.spearman(table, sparsities[0], sparsities[-1])._asdict(),
     }
-    if settings["early"] is not None:
-        early = subnetworks.select(found, checkpoint=settings["early"])
-        about["early"] = dataclasses.asdict(subnetworks.early_core(early, final, fraction))
+    if early is not None:
+        before = subnetworks.select(networks, checkpoint=early)
+        about["early"] = dataclasses.asdict(subnetworks.early_core(before, chosen, core_fraction))
     (out / "core.json").write_bytes(json_bytes(about))
-    runs = given.found.table("subnetworks/runs")
-    of_final = runs.loc[runs["checkpoint"] == settings["final"]]
-    spread = subnetworks.spread(of_final, given.found.table("subnetworks/full"))
-    _write_tables(out, frequencies=table, jaccard=subnetworks.jaccard(final), spread=spread)
+    runs = found.table("subnetworks/runs")
+    of_final = runs.loc[runs["checkpoint"] == final]
+    spread = subnetworks.spread(of_final, found.table("subnetworks/full"))
+    _write_tables(out, frequencies=table, jaccard=subnetworks.jaccard(chosen), spread=spread)
 
 
-def read_subnetworks(
-    table: pd.DataFrame, space: hc.UnitSpace
-) -> dict[tuple[str, float, int], hc.Subnetwork]:
-    """The subnetworks of a table of kept units, by (checkpoint, sparsity, seed)."""
-    found = {}
-    rows: Any = table[["checkpoint", "sparsity", "seed", "kept"]].itertuples(index=False)
-    for checkpoint, sparsity, seed, labels in rows:
-        kept = set(str(labels).split())
-        keep = torch.tensor([label in kept for label in space.labels])
-        config = {"sparsity": sparsity, "seed": seed}
-        found[checkpoint, sparsity, seed] = hc.Subnetwork(space, keep, "", config=config)
-    return found
-
-
-def ablate(given: Inputs, out: Path) -> None:
-    """Each head alone, and the core together."""
-    study = given.study
-    found = superadditive.analyse(
+def ablate(study: Study, found: Results, out: Path, scan_rows: int) -> None:
+    """Each head alone, and the core together; super-additivity."""
+    ablated = superadditive.analyse(
         study.model,
         study.adversarial,
-        given.means,
-        given.found.heads,
-        superadditive.SuperAdditiveConfig(
-            pool=tuple(given.found.heads[:MOST_HEADS]), limit=given.settings["scan_rows"]
-        ),
+        found.means,
+        found.heads,
+        superadditive.SuperAdditiveConfig(pool=tuple(found.heads[:MOST_HEADS]), limit=scan_rows),
         progress=study.progress,
     )
-    _write_tables(out, scan=found.rows.table(), excess=found.excess, minimal=found.minimal)
+    _write_tables(out, scan=ablated.rows.table(), excess=ablated.excess, minimal=ablated.minimal)
 
 
-def score_attention(given: Inputs, out: Path) -> None:
-    """What each head looks at, and patterns on a few pairs."""
-    study, most = given.study, given.settings["attention_rows"]
-    spec: DataSpec = given.settings["evaluation"]["id"]
+def score_attention(
+    study: Study,
+    found: Results,
+    out: Path,
+    evaluation: Mapping[str, DataSpec],
+    attention_rows: int,
+    examples: int,
+) -> None:
+    """What each head looks at, and the patterns of the core on a few pairs."""
+    spec = evaluation["id"]
     rows = hc.word_batches(
         study.model,
         spec.read(),
         spec.split,
-        limit=min(most, spec.limit or most),
+        limit=min(attention_rows, spec.limit or attention_rows),
         seed=spec.seed,
         max_length=spec.max_length,
     )
@@ -335,49 +371,52 @@ def score_attention(given: Inputs, out: Path) -> None:
     content = lexical_overlap.WordRule(stop_words=lexical_overlap.STOP_WORDS)
     table = lexical_overlap.scores(study.model, rows, words=content, progress=study.progress)
     _write_tables(out, attention=table)
-    for index, (case, texts) in enumerate(_examples(given).items()):
-        figure = hc.show.attention(study.model, *texts, heads=given.found.heads[:MOST_HEADS])
+    shown = _first_rows(study, evaluation["ood"])
+    for index, case in enumerate([case for case in study.cases if case in shown][:examples]):
+        figure = hc.show.attention(study.model, *shown[case], heads=found.heads[:MOST_HEADS])
         titled = dataclasses.replace(cast(Attention, figure), title=case.replace("_", " "))
         text = titled.fragment(f"pattern-{index}")
         (out / f"pattern-{index}.html").write_text(text, encoding="utf-8")
 
 
-def _examples(given: Inputs) -> dict[str, list[str]]:
-    """The first evaluated row of each adversarial case that fits a page."""
-    study, spec = given.study, given.settings["evaluation"]["ood"]
+def _first_rows(study: Study, spec: DataSpec) -> dict[str, list[str]]:
+    """The texts of the first evaluated row of each case that fits a page."""
     task = spec.read()
     table = task.dataset(spec.split)
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for batch in study.data["ood"]:
         lengths = batch.mask.sum(1).tolist()
         for case, row, length in zip(batch.cases, batch.rows.tolist(), lengths, strict=True):
             if length <= MOST_TOKENS:
-                found.setdefault(case, row)
-    shown = [case for case in study.cases if case in found][: given.settings["examples"]]
-    return {case: [table[found[case]][column] for column in task.columns] for case in shown}
+                first.setdefault(case, row)
+    return {case: [table[row][column] for column in task.columns] for case, row in first.items()}
 
 
-def trace(given: Inputs, out: Path) -> None:
+def trace(study: Study, found: Results, out: Path, trace_rows: int) -> None:
     """Who reads the core."""
-    found = composition.trace(
-        given.study.model,
-        given.study.adversarial,
-        given.means,
-        given.found.heads[:MOST_TRACED],
-        composition.TraceConfig(limit=given.settings["trace_rows"]),
-        progress=given.study.progress,
+    traced = composition.trace(
+        study.model,
+        study.adversarial,
+        found.means,
+        found.heads[:MOST_TRACED],
+        composition.TraceConfig(limit=trace_rows),
+        progress=study.progress,
     )
-    found.save(out)
-    _write_tables(out, strongest=found.strongest(SHOWN_EDGES, "ood"))
+    traced.save(out)
+    _write_tables(out, strongest=traced.strongest(40, "ood"))
 
 
-def measure_sizes(given: Inputs, out: Path) -> None:
+def measure_sizes(
+    study: Study,
+    found: Results,
+    out: Path,
+    margin: float,
+    floors: Mapping[str, float],
+    cases: tuple[str, ...],
+) -> None:
     """The effective size of every checkpoint."""
-    cases = given.settings["cases"]
-    runs, full = given.found.table("grid/runs"), given.found.table("grid/full")
-    config = effective_size.SizeConfig(
-        margin=given.settings["margin"], cases=cases, chance=given.settings["floors"]
-    )
+    runs, full = found.table("grid/runs"), found.table("grid/full")
+    config = effective_size.SizeConfig(margin=margin, cases=cases, chance=floors)
     chosen = runs.loc[(runs["dataset"] != "ood") | runs["case"].isin(cases)]
     _write_tables(
         out,
@@ -386,24 +425,13 @@ def measure_sizes(given: Inputs, out: Path) -> None:
     )
 
 
-def report(given: Inputs, out: Path) -> None:
+def write_report(study: Study, found: Results, out: Path, config: StudyConfig) -> None:
     """The page, its numbers and the settings."""
-    config: StudyConfig = given.settings["config"]
-    facts = collect(given.found, config)
-    page = build(given.found, facts, config, given.study.command)
+    facts = findings.collect(found, config)
+    page = build(found, facts, config, study.command)
     (out / PAGE).write_text(page.html(), encoding="utf-8")
-    (out / FACTS).write_bytes(facts_json(facts))
+    (out / FACTS).write_bytes(findings.facts_json(facts))
     (out / SETTINGS).write_text(config.to_toml(), encoding="utf-8")
-
-
-def _some(config: StudyConfig, *names: str) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in names}
-
-
-def _sweep(study: Study, sweep: hc.SweepConfig) -> dict[str, Any]:
-    # Checkpoints count for the steps that prune them: a longer series redoes nothing else.
-    models = {name: key for name, key in study.checkpoints.items() if name in sweep.checkpoints}
-    return {"sweep": sweep, "models": models}
 
 
 def _write_tables(folder: Path, **tables: pd.DataFrame) -> None:

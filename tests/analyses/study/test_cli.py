@@ -10,7 +10,10 @@ import pytest
 import torch
 import transformers
 
-from analyses.study import read_settings
+from analyses.study.cli import study
+from analyses.study.config import read_settings
+from hc_lens.cli.parse import parse
+from hc_lens.cli.work import Work
 from tests import tiny
 from tests.commands import invoke
 
@@ -117,12 +120,14 @@ def test_a_settings_file_with_an_unknown_key_names_the_nearest(tmp_path: Path) -
     assert "got 'modle'; did you mean 'model'?" in result.stderr
 
 
-def test_a_checkpoint_of_the_series_needs_a_name(tmp_path: Path) -> None:
-    given = ["study", "--model", "organism", "--task", "organism", "--ood", "organism-ood"]
-    given += ["--checkpoints", "organism:200", "--out", str(tmp_path / "run")]
-    result = invoke(*given)
-    assert result.exit_code == 1
-    assert "expected --checkpoints NAME=MODEL" in result.stderr
+def test_a_checkpoint_of_the_series_has_a_name_or_goes_by_its_model() -> None:
+    given = ["--model", "organism", "--task", "organism", "--ood", "organism-ood", "--out", "run"]
+    given += ["--checkpoints", "organism:200,400=organism:400", "--early", "400"]
+    call = parse("study", study, given)
+    assert call is not None
+    config = call.settings.config(Work(call))
+    assert config.checkpoints == {"organism:200": "organism:200", "400": "organism:400"}
+    assert list(config.sweep().checkpoints) == ["400", "final"]
 
 
 def test_options_beside_a_settings_file_are_refused(tmp_path: Path) -> None:

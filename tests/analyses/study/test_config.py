@@ -8,15 +8,13 @@ import sys
 
 import pytest
 
-from analyses.study.config import PAPER_CASES, StudyConfig, demo
+from analyses.study.config import PAPER_CASES, StudyConfig, demo, read_settings
 from hc_lens.errors import HcLensError
 from hc_lens.settings import make, plain
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_settings_come_back_from_toml_unchanged(full: bool, tmp_path) -> None:
-    from analyses.study import read_settings
-
     config = demo(full)
     (tmp_path / "study.toml").write_text(config.to_toml())
     again = read_settings(tmp_path / "study.toml")
@@ -34,13 +32,7 @@ def test_the_paper_sized_demo_has_twelve_seeds_and_the_whole_series() -> None:
 
 def test_a_model_outside_the_series_is_its_last_checkpoint() -> None:
     config = dataclasses.replace(demo(), checkpoints={"400": "organism:400"})
-    grid = config.grid_sweep()
-    assert grid is not None
-    assert list(grid.checkpoints) == ["400", "final"]
-
-
-def test_no_series_means_no_grid() -> None:
-    assert dataclasses.replace(demo(), checkpoints={}, early=None).grid_sweep() is None
+    assert list(config.grid_sweep().checkpoints) == ["400", "final"]
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
@@ -60,7 +52,7 @@ def test_a_study_needs_both_domains_and_two_sparsities() -> None:
 
 
 def test_the_early_checkpoint_must_be_in_the_series() -> None:
-    with pytest.raises(HcLensError, match=r"expected early= to name one of .*got '300'"):
+    with pytest.raises(HcLensError, match=r"expected early among .*'400'.*got '300'"):
         dataclasses.replace(demo(), early="300")
 
 

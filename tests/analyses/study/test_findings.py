@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from analyses.study import findings
 from hc_lens.show.report import Fact
 
 HEADS = ("L0.H0", "L1.H1")
+GIVEN = {"accuracy": 0.5, "rows": 12, "case": "a {strange} name", "heads": ["L0.H1", "L2.H3"]}
 FACTS: dict[str, Any] = {
     "cases": "adversarial",
     "id_rows": 600,
@@ -230,3 +232,27 @@ def test_an_excess_does_not_count_where_removing_the_heads_together_costs_nothin
     assert (found["joint_case"], found["superadditive_cases"]) == ("swap", 1)
     table = excess(relative=(0.0, -0.67, 0.0), swap=(0.6, 0.7, 1.0))
     assert findings.ablation_facts(table, scan(), HEADS)["superadditive_cases"] == 0
+
+
+def test_a_number_is_shown_in_the_style_after_its_name() -> None:
+    sentence = findings.write(GIVEN, "{accuracy:percent} of {rows} rows.", True)
+    assert sentence.plain == "50.0% of 12 rows."
+    assert sentence.parts[:2] == (Fact("accuracy", 0.5, "percent"), " of ")
+    assert sentence.parts[2] == Fact("rows", 12, "number")
+    assert sentence.found is True
+
+
+def test_texts_and_lists_are_written_as_they_are() -> None:
+    assert (
+        findings.write(GIVEN, "{heads} on {case}", None).plain == "L0.H1, L2.H3 on a {strange} name"
+    )
+
+
+def test_a_name_that_is_no_fact_is_an_error() -> None:
+    with pytest.raises(KeyError, match="acuracy"):
+        findings.write(GIVEN, "{acuracy:percent}", None)
+
+
+def test_a_number_that_is_not_defined_is_null() -> None:
+    facts = json.loads(findings.facts_json(GIVEN | {"accuracy": math.nan}))
+    assert facts == GIVEN | {"accuracy": None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +12,8 @@ import pytest
 
 from analyses import study
 from analyses.study.config import demo
-from analyses.study.results import KIND, REPORT, SETTINGS
-from analyses.study.steps import Inputs, Step, Study, list_steps, run_steps
+from analyses.study.results import Results
+from analyses.study.steps import KIND, REPORT, SETTINGS, Step, Study, list_steps, run_steps
 from hc_lens.errors import HcLensError
 from hc_lens.records import Records
 
@@ -22,7 +24,7 @@ class Counter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, given: Inputs, out: Path) -> None:
+    def __call__(self, study: Study, found: Results, out: Path, **settings: object) -> None:
         self.calls += 1
         (out / "result.txt").write_text(str(self.calls))
 
@@ -32,7 +34,7 @@ def open_folder(path: Path) -> Records:
 
 
 def run(path: Path, *steps: Step) -> dict[str, Path]:
-    return run_steps(open_folder(path), steps, Study(demo()), lambda line: None)
+    return run_steps(open_folder(path), steps, Study(demo(), path / "runs"), lambda line: None)
 
 
 def test_a_step_with_the_same_settings_runs_once(tmp_path: Path) -> None:
@@ -60,20 +62,21 @@ def test_a_changed_setting_runs_the_step_and_what_builds_on_it_and_nothing_else(
 def test_a_step_gets_its_settings_and_the_folders_that_it_needs_and_no_others(
     tmp_path: Path,
 ) -> None:
-    seen: list[Inputs] = []
+    seen: list[tuple[Results, dict]] = []
 
-    def look(given: Inputs, out: Path) -> None:
-        seen.append(given)
+    def look(study: Study, found: Results, out: Path, **settings: object) -> None:
+        seen.append((found, settings))
         (out / "result.txt").write_text("seen")
 
     steps = [Step("a", Counter()), Step("b", Counter()), Step("c", look, ("b",), {"rows": 3})]
     folders = run(tmp_path / "run", *steps)
-    assert seen[0].settings == {"rows": 3}
-    assert seen[0].found.folders == {"b": folders["b"]}
+    found, settings = seen[0]
+    assert settings == {"rows": 3}
+    assert found.folders == {"b": folders["b"]}
 
 
 def test_a_step_that_was_interrupted_leaves_nothing_and_runs_again(tmp_path: Path) -> None:
-    def interrupted(given: Inputs, out: Path) -> None:
+    def interrupted(study: Study, found: Results, out: Path) -> None:
         (out / "half.txt").write_text("half")
         raise KeyboardInterrupt
 
@@ -87,10 +90,10 @@ def test_a_step_that_was_interrupted_leaves_nothing_and_runs_again(tmp_path: Pat
 
 
 def test_no_report_is_made_of_a_folder_in_which_a_step_has_failed(tmp_path: Path) -> None:
-    def settings(given: Inputs, out: Path) -> None:
+    def settings(study: Study, found: Results, out: Path) -> None:
         (out / SETTINGS).write_text(demo().to_toml())
 
-    def failing(given: Inputs, out: Path) -> None:
+    def failing(study: Study, found: Results, out: Path) -> None:
         raise HcLensError("no")
 
     last = Step(REPORT, settings, ("means", "core"))
@@ -121,10 +124,30 @@ def test_a_folder_in_another_format_is_refused(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
-def test_every_step_comes_after_those_that_it_builds_on() -> None:
+def test_every_step_comes_after_those_that_it_builds_on_and_gets_what_it_takes(
+    tmp_path: Path,
+) -> None:
     known: Sequence[str] = []
-    for step in list_steps(Study(demo())):
+    study = Study(demo(), tmp_path)
+    for step in list_steps(study):
         assert set(step.needs) <= set(known), step.name
+        inspect.signature(step.run).bind(study, Results({}), tmp_path, **step.settings)
         known = [*known, step.name]
     assert known[0] == "inputs"
     assert known[-1] == REPORT
+
+
+def test_no_series_means_no_grid(tmp_path: Path) -> None:
+    config = dataclasses.replace(demo(), checkpoints={}, early=None)
+    names = [step.name for step in list_steps(Study(config, tmp_path))]
+    assert "composition" in names
+    assert not {"grid", "effective_size"} & set(names)
+
+
+def test_a_step_runs_again_when_something_else_that_its_files_depend_on_has_changed(
+    tmp_path: Path,
+) -> None:
+    counter = Counter()
+    for weights in ("a", "a", "b"):
+        run(tmp_path / "run", Step("grid", counter, also={"models": weights}))
+    assert counter.calls == 2
