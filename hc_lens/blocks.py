@@ -52,7 +52,7 @@ class Context:
     """What each token may attend to; None for all tokens (in a causal model all earlier ones)."""
     reads: Int[Tensor, "batch"] | None = None
     """The position at which each row is read, for `Block.attend_at`."""
-    allowed_at_reads: Bool[Tensor, "batch pos"] | None = None
+    allowed_at_reads: Bool[Tensor, "batch 1 1 pos"] | None = None
     """What the token at the read position may attend to; None for all tokens."""
 
     @classmethod
@@ -64,28 +64,22 @@ class Context:
         causal: bool,
     ) -> Context:
         """The context of a batch of `pos` positions with its attention mask and read positions."""
-        real = None if mask is None or bool(mask.all()) else mask.bool()
+        real = None if mask is None or bool(mask.all()) else mask.bool()[:, None, None]
         if not causal:
-            allowed = None if real is None else real[:, None, None, :]
-            return cls(mask, allowed, reads, real)
-        positions = torch.arange(pos, device=reads.device)
-        before = positions <= reads[:, None]
-        at_reads = before if real is None else real & before
-        return cls(mask, None if real is None else _causal(real), reads, at_reads)
+            return cls(mask, real, reads, real)
+        keys = torch.arange(pos, device=reads.device)
+        queries, before_read = keys[:, None], keys <= reads[:, None, None, None]
+        if real is None:
+            return cls(mask, None, reads, before_read)
+        # A pad sees itself, so that no softmax is empty.
+        allowed = (real & (keys <= queries)) | (keys == queries)
+        return cls(mask, allowed, reads, real & before_read)
 
     def at_reads(self, x: Float[Tensor, "rows pos *rest"]) -> Float[Tensor, "rows 1 *rest"]:
         """Each row at the position where it is read."""
         assert self.reads is not None
         rows = torch.arange(len(x), device=x.device)
         return x[rows, repeated(self.reads, len(x))][:, None]
-
-
-def _causal(real: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch 1 pos pos"]:
-    """Earlier tokens that are not pads; a pad sees itself, so that no softmax is empty."""
-    pos = real.shape[1]
-    before = torch.ones(pos, pos, dtype=torch.bool, device=real.device).tril()
-    itself = torch.eye(pos, dtype=torch.bool, device=real.device)
-    return ((before & real[:, None, :]) | itself)[:, None]
 
 
 def repeated(per_row: Tensor, rows: int) -> Tensor:
@@ -237,39 +231,31 @@ class Block:
 
     def project(self, x: Resid, kind: Kind, bias: bool = True) -> PerHead:
         """Queries, keys or values of every head, before any norm and rotation of them."""
-        sizes = self._sizes
-        at = slice(sum(sizes[: KINDS.index(kind)]), sum(sizes[: KINDS.index(kind) + 1]))
-        out = linear(x, self.W_qkv[at], self.b_qkv[at] if bias else None)
-        out = rearrange(out, "r p (h e) -> r p h e", e=self._d_head)
+        index = KINDS.index(kind)
+        offset = self.b_qkv.split(self._sizes)[index] if bias else None
+        out = self._per_head(linear(x, self.W_qkv.split(self._sizes)[index], offset))
         return out if kind == "q" else self.heads.expanded(out, dim=2)
 
     def attention(self, x: Resid, context: Context) -> PerHead:
         """The output of every head that reads `x`, at every position."""
-        return self._attended(*self._qkv(x, context), context)
+        return self._mixed(*self._qkv(x, context), self._allowed(x, context))
 
     def attend(self, q: PerHead, k: PerHead, v: PerHead, context: Context) -> PerHead:
         """The output of every head with its queries, keys and values as `project` gives them."""
-        q, k = self._turned(q, k, context)
-        return self._attended(q, k, v, context)
+        return self._mixed(*self._turned(q, k, context), v, self._allowed(q, context))
 
     def attend_at(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 heads d_head"]:
         """The output of every head that reads `x`, at each row's read position."""
-        allowed = self._allowed_at_reads(x, context)
-        heads, width = self.heads, self._sizes[0]
+        heads, allowed = self.heads, self._allowed(x, context, at_reads=True)
         if not heads.plain_keys:
             q, k, v = self._qkv(x, context)
-            q, k, v = (part.transpose(1, 2) for part in (context.at_reads(q), k, v))
-            mask = None if allowed is None else allowed[:, None]
-            z = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1 / heads.scale)
-            return z.transpose(1, 2)
-        read = context.at_reads(x)[:, 0]
-        q = linear(read, self.W_qkv[:width], self.b_qkv[:width])
-        q = rearrange(q, "rows (h e) -> h rows e", e=self._d_head)
+            return self._mixed(context.at_reads(q), k, v, allowed)
+        q = rearrange(self.project(context.at_reads(x), "q"), "rows 1 h e -> h rows e")
         # Keys as (q W_K) . x: their bias moves all scores of a head alike and drops out.
         keyed = rearrange(q @ heads.W_K.transpose(1, 2), "h rows d -> rows h d")
         scores = torch.bmm(keyed, x.transpose(1, 2)) / heads.scale
         if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
+            scores = scores.masked_fill(~allowed[:, 0], -torch.inf)
         mixed = rearrange(torch.bmm(scores.softmax(-1), x), "rows h d -> h rows d")
         return rearrange(mixed @ heads.W_V + heads.b_V[:, None], "h rows e -> rows 1 h e")
 
@@ -310,30 +296,29 @@ class Block:
 
     def __call__(self, x: Resid, context: Context) -> Resid:
         """The stream behind the block."""
-        z = self.attention(self.attention_input(x), context)
-        moved = x + self.attention_norm(self.attention_out(z))
-        return self.finish(moved, self.mlp_out(self.norm2(x)) if self.parallel else None)
+        return self._behind(x, self.attention(self.attention_input(x), context))
 
     def at_reads(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 d_model"]:
         """The stream behind the block at each row's read position alone."""
-        read = context.at_reads(x)
         z = self.attend_at(self.attention_input(x), context)
-        moved = read + self.attention_norm(self.attention_out(z))
-        return self.finish(moved, self.mlp_out(self.norm2(read)) if self.parallel else None)
+        return self._behind(context.at_reads(x), z)
 
-    @cached_property
-    def _d_head(self) -> int:
-        return self.heads.W_O.shape[1]
+    def _behind(self, x: Resid, z: PerHead) -> Resid:
+        moved = x + self.attention_norm(self.attention_out(z))
+        return self.finish(moved, self.mlp_out(self.norm2(x)) if self.parallel else None)
 
     @cached_property
     def _sizes(self) -> list[int]:
         """Rows of `W_qkv` that make queries, keys and values."""
-        return [len(w) * self._d_head for w in (self.heads.W_Q, self.heads.W_K, self.heads.W_V)]
+        return [b.numel() for b in (self.heads.b_Q, self.heads.b_K, self.heads.b_V)]
+
+    def _per_head(self, x: Float[Tensor, "rows pos width"]) -> PerHead:
+        return x.unflatten(-1, (-1, self.heads.W_O.shape[1]))
 
     def _qkv(self, x: Resid, context: Context) -> tuple[PerHead, PerHead, PerHead]:
         """Queries, keys and values of every head from one product, normalised and rotated."""
         split = linear(x, self.W_qkv, self.b_qkv).split(self._sizes, dim=-1)
-        q, k, v = (rearrange(part, "r p (h e) -> r p h e", e=self._d_head) for part in split)
+        q, k, v = map(self._per_head, split)
         q, k = self._turned(q, k, context)
         return q, self.heads.expanded(k, dim=2), self.heads.expanded(v, dim=2)
 
@@ -347,8 +332,13 @@ class Block:
         mask = None if context.mask is None else repeated(context.mask, len(q))
         return self.heads.rotate(q, mask), self.heads.rotate(k, mask)
 
-    def _attended(self, q: PerHead, k: PerHead, v: PerHead, context: Context) -> PerHead:
-        allowed = self._allowed(q, context)
+    def _mixed(
+        self,
+        q: Float[Tensor, "rows queries heads d_head"],
+        k: PerHead,
+        v: PerHead,
+        allowed: Bool[Tensor, "rows 1 #queries pos"] | None,
+    ) -> Float[Tensor, "rows queries heads d_head"]:
         return scaled_dot_product_attention(
             *(x.transpose(1, 2) for x in (q, k, v)),
             attn_mask=allowed,
@@ -356,24 +346,20 @@ class Block:
             scale=1 / self.heads.scale,
         ).transpose(1, 2)
 
-    def _allowed(self, q: PerHead, context: Context) -> Bool[Tensor, "#rows 1 #pos keys"] | None:
+    def _allowed(
+        self, x: Float[Tensor, "rows pos *rest"], context: Context, at_reads: bool = False
+    ) -> Bool[Tensor, "rows 1 queries pos"] | None:
         """What each token may attend to; None for everything, or everything before it."""
-        allowed = context.allowed
+        allowed = context.allowed_at_reads if at_reads else context.allowed
         if self.heads.causal and self.heads.window is not None:
-            near = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
-            near &= ~near.tril(-self.heads.window)
-            allowed = near[None, None] if allowed is None else allowed & near
-        return None if allowed is None else repeated(allowed, len(q))
-
-    def _allowed_at_reads(self, x: Resid, context: Context) -> Bool[Tensor, "rows 1 pos"] | None:
-        allowed = context.allowed_at_reads
-        if allowed is None:
-            return None
-        if self.heads.causal and self.heads.window is not None:
-            assert context.reads is not None
-            positions = torch.arange(x.shape[1], device=x.device)
-            allowed = allowed & (positions > context.reads[:, None] - self.heads.window)
-        return repeated(allowed, len(x))[:, None]
+            keys = torch.arange(x.shape[1], device=x.device)
+            queries = keys[None, None, :, None]
+            if at_reads:
+                assert context.reads is not None
+                queries = context.reads[:, None, None, None]
+            near = (keys <= queries) & (keys > queries - self.heads.window)
+            allowed = near if allowed is None else allowed & near
+        return None if allowed is None else repeated(allowed, len(x))
 
 
 def forward_mode() -> AbstractContextManager[object]:

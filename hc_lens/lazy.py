@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,34 +22,29 @@ def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[],
 
     ``__all__`` is one of the names that ``__getattr__`` gives.
     """
-    homes: dict[str, tuple[str, str]] = {}
-
-    def known() -> dict[str, tuple[str, str]]:
-        if not homes:
-            homes.update(_listed(file))
-        return homes
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return list(known())
+            return list(_listed(file))
         # Python itself asks for names such as __path__, which are never exported.
-        if name.startswith("__") or name not in known():
-            listed = "" if name.startswith("__") else f"; it has {list(known())}"
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{listed}")
+        known = {} if name.startswith("__") else _listed(file)
+        if name not in known:
+            raise AttributeError(f"{package!r} has no attribute {name!r}; it has {list(known)}")
         from importlib import import_module
 
-        module, attribute = known()[name]
+        module, attribute = known[name]
         found = import_module(module)
         value = getattr(found, attribute) if attribute else found
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *known()})
+        return sorted({*vars(sys.modules[package]), *_listed(file)})
 
     return get, names
 
 
+@cache
 def _listed(file: str) -> dict[str, tuple[str, str]]:
     """Module and attribute of each name below ``if TYPE_CHECKING:``; no attribute for a module."""
     import ast

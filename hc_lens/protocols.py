@@ -1,11 +1,13 @@
 """What hc_lens asks of a model and of batches: the least that its functions rely on.
 
-`Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, whoever loaded it.
-`Classifier` is what ``hc.load`` returns for a sequence classifier, `LanguageModel` for a causal
-language model. `BatchLike` and `BatchesLike` are `hc.Batch` and `hc.Batches`, or a user's own with
-the same parts. All are protocols, so that a module can name them without importing TransformerLens,
-which takes seconds.
+`Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, whoever loaded it;
+`LanguageModel` one with a logit for every token of its vocabulary. `BatchLike` and `BatchesLike`
+are `hc.Batch` and `hc.Batches`, or a user's own with the same parts. All are protocols, so that a
+module can name them without importing TransformerLens, which takes seconds.
 """
+
+# The members of a protocol have no bodies.
+# pyright: reportReturnType=false
 
 from __future__ import annotations
 
@@ -27,43 +29,15 @@ class Model(Protocol):
     @property
     def hook_dict(self) -> Mapping[str, Any]:
         """The hook points by name."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The weights."""
-        ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights by name."""
-        ...
-
-    def modules(self) -> Iterator[nn.Module]:
-        """The model and all its parts."""
-        ...
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         """The logits."""
-
-
-@runtime_checkable
-class Classifier(Model, Protocol):
-    """A hooked sequence classifier with its blocks, its labels and its tokenizer."""
-
-    labels: dict[int, str]
-    """Label names by id, as the checkpoint spells them."""
-    pad_token_id: int | None
-    """The pad id of the checkpoint, if it names one."""
-    tokenizer: Any
-    """The checkpoint's own tokenizer."""
-
-    @property
-    def blocks(self) -> Any:
-        """The transformer blocks, in order."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of weights, architecture and labels; the same in every process."""
-        ...
 
 
 @runtime_checkable
@@ -80,7 +54,6 @@ class LanguageModel(Model, Protocol):
     @property
     def to_tokens(self) -> Callable[..., Int[Tensor, "batch pos"]]:
         """Token ids of a text."""
-        ...
 
 
 @runtime_checkable
@@ -90,26 +63,21 @@ class BatchLike(Protocol):
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         """Keyword arguments of the model: token ids, attention mask, token types."""
-        ...
 
     @property
     def labels(self) -> Int[Tensor, " batch"]:
         """Index of each row's label among the task's; -1 for a row without one."""
-        ...
 
     @property
     def cases(self) -> tuple[str, ...]:
         """Name of each row's case."""
-        ...
 
     @property
     def rows(self) -> Int[Tensor, " batch"]:
         """Position of each row in its split."""
-        ...
 
     def take(self, indices: Sequence[int]) -> BatchLike:
         """Some rows of the batch, by their indices."""
-        ...
 
 
 @runtime_checkable
@@ -128,10 +96,8 @@ class BatchesLike(Protocol):
 
     def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
         """The task's label of each row's largest logit."""
-        ...
 
     def log_probs(
         self, logits: Float[Tensor, "batch model_labels"]
     ) -> Float[Tensor, "batch task_labels"]:
         """Log-probabilities of the task's labels."""
-        ...

@@ -27,13 +27,11 @@ T = TypeVar("T")
 
 def plain(settings: Any) -> dict[str, Any]:
     """The fields of a settings object that differ from their defaults, as plain values."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value, make_default = getattr(settings, field.name), field.default_factory
-        default = field.default if make_default is dataclasses.MISSING else make_default()
-        if value != default:
-            found[field.name] = plain_value(value)
-    return found
+    return {
+        field.name: plain_value(value)
+        for field in dataclasses.fields(settings)
+        if (value := getattr(settings, field.name)) != _default(field)
+    }
 
 
 def plain_value(value: Any) -> Any:
@@ -51,16 +49,18 @@ def plain_value(value: Any) -> Any:
     return value
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; ``dataclasses.MISSING`` for a field that must be given."""
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
 def make(kind: type[T], values: object, where: str) -> T:
     """A settings object from plain values; `where` names them in messages."""
     table = check_table(values, where)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    check_keys(table, fields, where)
-    needed = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    check_keys(table, [field.name for field in fields], where)
+    needed = [field.name for field in fields if _default(field) is dataclasses.MISSING]
     missing = [name for name in needed if name not in table]
     if missing:
         raise HcLensError(
@@ -165,33 +165,31 @@ def _read_list(value: Any, hint: Any, name: str, where: str) -> Any:
     return tuple(found) if get_origin(hint) is tuple else found
 
 
+_PARSERS = {
+    # Python 3.10 has no tomllib; tomli is the same under another name.
+    ".toml": ("tomllib" if sys.version_info >= (3, 11) else "tomli", "loads"),
+    ".yaml": ("yaml", "safe_load"),
+    ".yml": ("yaml", "safe_load"),
+}
+"""Module and function that read each kind of file."""
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The values of a ``.toml``, ``.yaml`` or ``.yml`` file."""
-    if path.suffix not in (".toml", ".yaml", ".yml"):
+    if path.suffix not in _PARSERS:
         raise HcLensError(
             f"expected a .toml, .yaml or .yml file of settings, got {path}; rename it"
         )
+    module, function = _PARSERS[path.suffix]
+    parse = getattr(importlib.import_module(module), function)
     try:
-        values = _parse(path.suffix, path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # each parser's own error is a ValueError
+        values = parse(path.read_text(encoding="utf-8"))
+    except Exception as error:  # each parser has errors of its own
         raise HcLensError(
             f"expected a readable file of settings, got {path}: {error}; write lines such as "
             "limit = 1000"
         ) from error
     return dict(check_table(values, path.name))
-
-
-def _parse(suffix: str, text: str) -> Any:
-    if suffix == ".toml":
-        # Python 3.10 has no tomllib; tomli is the same under another name.
-        parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        return parser.loads(text)
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
 
 
 def write_toml(values: Mapping[str, Any]) -> str:
@@ -213,13 +211,11 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(float(value) if isinstance(value, float) else int(value))
+    if isinstance(value, float):
+        return repr(float(value))
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(_entries(value)) + "}"
-    # JSON escapes text as TOML does, but for the one control character above 31.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    # JSON writes whole numbers, booleans and text as TOML does, but for one control character.
+    return json.dumps(value, default=str, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -62,11 +62,9 @@ class Unit:
     def __str__(self) -> str:
         return f"L{self.layer}.MLP" if self.head is None else f"L{self.layer}.H{self.head}"
 
-    def _order(self) -> tuple[bool, int, int]:
-        return (self.head is None, self.layer, self.head or 0)
-
     def __lt__(self, other: Unit) -> bool:
-        return self._order() < other._order()
+        ours, theirs = ((unit.head is None, unit.layer, unit.head or 0) for unit in (self, other))
+        return ours < theirs
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,9 @@ class UnitSpace:
 
     def indices(self, units: Iterable[Unit | str]) -> list[int]:
         """Indices of several units; a unit named twice is an HcLensError."""
-        if isinstance(units, str):
-            units = [units]
-        indices = [self.index(unit) for unit in units]
-        twice = sorted({index for index in indices if indices.count(index) > 1})
-        if twice:
-            raise HcLensError(
-                f"expected each unit once, got {self[twice[0]]} more than once; remove the repeats"
-            )
-        return indices
+        found = [Unit.parse(unit) for unit in ([units] if isinstance(units, str) else units)]
+        _check_once("unit", found)
+        return [self.index(unit) for unit in found]
 
     def head_slice(self, layer: int) -> slice:
         """Indices of the heads of one layer in the mask order."""
@@ -172,15 +164,11 @@ def set_label(units: UnitSet) -> str:
 def pairs(units: Iterable[Unit | str]) -> list[tuple[Unit, ...]]:
     """Every unit alone and every pair of them, as sets to ablate."""
     singles = [unit for given in units for unit in as_units(given)]
+    _check_once("unit", singles)
     if len(singles) < 2:
         raise HcLensError(
             f"expected at least 2 units to pair, got {len(singles)}; name more, or pass "
             "hc.UnitSpace.of(model) for every unit of the model"
-        )
-    twice = [unit for unit in singles if singles.count(unit) > 1]
-    if twice:
-        raise HcLensError(
-            f"expected each unit once to pair, got {twice[0]} more than once; remove the repeats"
         )
     couples = [as_units(couple) for couple in itertools.combinations(singles, 2)]
     return [*((unit,) for unit in singles), *couples]
@@ -197,7 +185,6 @@ def resolve_sets(space: UnitSpace, sets: Iterable[UnitSet] | None) -> list[tuple
         raise HcLensError(
             "expected at least one set to ablate, got none; leave sets out for every unit alone"
         )
-    seen: set[tuple[Unit, ...]] = set()
     for index, units in enumerate(found):
         if not units:
             raise HcLensError(
@@ -205,10 +192,16 @@ def resolve_sets(space: UnitSpace, sets: Iterable[UnitSet] | None) -> list[tuple
                 f"model is always in the results as 'full'"
             )
         space.indices(units)
-        if units in seen:
+    _check_once("set", map(set_label, found))
+    return found
+
+
+def _check_once(what: str, named: Iterable[Unit | str]) -> None:
+    seen: set[Unit | str] = set()
+    for index, each in enumerate(named):
+        if each in seen:
             raise HcLensError(
-                f"expected each set once, got {set_label(units)} again at index {index}; "
+                f"expected each {what} once, got {each} more than once, again at index {index}; "
                 "remove the repeats"
             )
-        seen.add(units)
-    return found
+        seen.add(each)

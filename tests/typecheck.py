@@ -6,8 +6,8 @@ ones to see the message that a user gets.
 
 from beartype import BeartypeConf, FrozenDict, beartype
 
-from hc_lens.protocols import BatchesLike, BatchLike, Classifier, LanguageModel, Model
+from hc_lens.protocols import BatchesLike, BatchLike, LanguageModel, Model
 
-PROTOCOLS = (BatchLike, BatchesLike, Classifier, LanguageModel, Model)
+PROTOCOLS = (BatchLike, BatchesLike, LanguageModel, Model)
 STAND_INS = FrozenDict(dict.fromkeys(PROTOCOLS, object))
 check = beartype(conf=BeartypeConf(is_pep484_tower=True, hint_overrides=STAND_INS))

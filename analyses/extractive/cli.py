@@ -109,7 +109,7 @@ def _scores(settings: Settings, work: Work) -> None:
     from analyses.extractive.figures import heat_maps
     from analyses.extractive.models import language_model
     from analyses.extractive.scoring import scores
-    from hc_lens.models import fingerprint
+    from hc_lens.models.fingerprint import fingerprint
 
     if not settings.before or not settings.after:
         raise HcLensError(
@@ -143,7 +143,7 @@ def by_component(table: pd.DataFrame) -> pd.DataFrame:
 def _experiment(settings: Settings, work: Work) -> None:
     from analyses.extractive import experiments
     from analyses.extractive.models import language_model
-    from hc_lens.models import fingerprint
+    from hc_lens.models.fingerprint import fingerprint
 
     if not settings.before:
         raise HcLensError("expected a checkpoint to train, got none; pass --before, or --demo")

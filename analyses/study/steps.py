@@ -32,7 +32,7 @@ from analyses.study.page import build
 from analyses.study.results import Results
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
-from hc_lens.models import fingerprint
+from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.loading import HookedModel
 from hc_lens.protocols import BatchesLike
 from hc_lens.records import Records, digest, json_bytes, table_bytes

@@ -20,7 +20,7 @@ import transformers
 import hc_lens as hc
 
 
-def model_of_minilm_size() -> hc.models.EncoderClassifier:
+def model_of_minilm_size() -> hc.models.classifiers.EncoderClassifier:
     """A random-weight classifier of MiniLM's shape."""
     config = transformers.BertConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536

@@ -84,8 +84,7 @@ def largest_difference(model: HookedModel, folder: str) -> float:
     """Largest difference of a logit between a hooked model and Hugging Face's own, on `PAIRS`."""
     import torch
 
-    from hc_lens.models import encode, mask_of
-    from hc_lens.models.inputs import tokenizer_of
+    from hc_lens.models.inputs import encode, mask_of, tokenizer_of
 
     inputs = encode(model, list(PAIRS))
     with torch.no_grad():

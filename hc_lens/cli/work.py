@@ -107,7 +107,7 @@ class Work:
 
     def model(self, chosen: Checkpoint) -> HookedModel:
         """The model of --model."""
-        from hc_lens.models import fingerprint
+        from hc_lens.models.fingerprint import fingerprint
 
         self._open_existing()
         self.note(f"loading {chosen.model}")

@@ -38,8 +38,8 @@ from hc_lens.evaluation import evaluate
 from hc_lens.finetuning import checkpoints
 from hc_lens.finetuning.config import FinetuneConfig
 from hc_lens.finetuning.trainable import reopen, trainable
-from hc_lens.models import load, mask_of
-from hc_lens.models.loading import HookedModel
+from hc_lens.models.inputs import mask_of
+from hc_lens.models.loading import HookedModel, load
 from hc_lens.records import Records, seed_of
 
 EvaluationTask = Task | tuple[Task, str]

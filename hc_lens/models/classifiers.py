@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedEncoder, HookedTransformer
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import check_choice
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode
 from hc_lens.protocols import Model
@@ -42,29 +42,13 @@ class _Classifier:
         """Hash of weights, architecture and labels; the same in every process."""
         return fingerprint(cast(Model, self))
 
-    def _read(
-        self, input: Tensor | Text | Sequence[Text] | None, input_ids: Tensor | None
-    ) -> dict[str, Tensor]:
-        """What the caller gave to read, under either name: a tensor alone, or a text's tensors."""
-        given = input_ids if input is None else input
-        if given is None:
-            raise HcLensError(
-                "expected token ids or text as the first argument (or input_ids=), got neither; "
-                "call model(**batch.inputs) or model('a sentence')"
-            )
-        return {"input": given} if isinstance(given, Tensor) else encode(cast(Model, self), given)
-
     def _returned(
         self, logits: Float[Tensor, "batch labels"], return_type: str | None
     ) -> Float[Tensor, "batch labels"] | list[str] | None:
         """The logits in the form that the caller asked for."""
+        check_choice("a classifier's return_type", return_type, ("logits", "predictions", None))
         if return_type == "predictions":
             return [self.labels[label] for label in logits.argmax(-1).tolist()]
-        if return_type not in (None, "logits"):
-            raise HcLensError(
-                "expected return_type 'logits', 'predictions' or None for a classifier, got "
-                f"{return_type!r}; compute a loss from the logits"
-            )
         return logits if return_type else None
 
 
@@ -75,17 +59,16 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         self,
         cfg: HookedTransformerConfig,
         labels: dict[int, str],
-        embed: nn.Module | None = None,
-        activation: nn.Module | None = None,
+        embed: nn.Module | None,
+        activation: nn.Module,
     ):
-        """Blocks, pooler and classifier; `embed` and `activation` replace BERT's own."""
+        """Blocks, pooler and classifier; `embed` replaces BERT's embedding."""
         super().__init__(cfg, move_to_device=False)
         # The language-model heads would hold uninitialised weights that no checkpoint fills.
         del self.mlm_head, self.nsp_head
         if embed is not None:
             self.embed = embed
-        if activation is not None:
-            setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
+        setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
         self.labels = labels
         self.setup()
 
@@ -109,7 +92,7 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         attention_mask: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch labels"] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs."""
-        read = self._read(input, input_ids)
+        read = encode(self, input_ids if input is None else input)
         mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
         resid = self.encoder_output(
             read["input"],
@@ -131,7 +114,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         self,
         tokens: Int[Tensor, "batch pos"] | None,
         attention_mask: Int[Tensor, "batch pos"] | None,
-        like: Float[Tensor, "batch pos labels"],
+        like: Float[Tensor, "batch pos width"],
     ) -> Int[Tensor, "batch"]:
         """Where the classifier reads: the rightmost token that is not a pad (0 if all are)."""
         real = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
@@ -157,7 +140,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
 
         `start_at_layer` takes a residual stream as `input`; `stop_at_layer` returns one.
         """
-        read = self._read(input, input_ids)
+        read = encode(self, input_ids if input is None else input)
         attention_mask = read.get("attention_mask", attention_mask)
         if start_at_layer is None:
             tokens = read["input"]

@@ -51,43 +51,30 @@ def _config(config: Any, device: str | None, dtype: torch.dtype) -> HookedTransf
     return cfg
 
 
-def _fill(model: HookedTransformer, hf_model: Any, view: Any) -> None:
-    """Copy the weights of `view` and the rotary tables of `hf_model` into `model`."""
-    cfg, bias = model.cfg, model.unembed.b_U
+def convert_decoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) -> HookedTransformer:
+    """A decoder's classifier or language model as a HookedTransformer with its head."""
+    cfg = _config(hf_model.config, device, dtype)
+    if hasattr(hf_model, "score"):
+        cfg.d_vocab_out = hf_model.config.num_labels
+        model = DecoderClassifier(cfg, dict(hf_model.config.id2label))
+        given = SimpleNamespace(lm_head=hf_model.score, config=hf_model.config)
+        setattr(given, hf_model.base_model_prefix, hf_model.base_model)
+    else:
+        model, given = HookedTransformer(cfg, move_to_device=False), hf_model
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         # The folder only makes the converter treat the model as local; it is never read.
-        state = loading.get_pretrained_state_dict(folder, cfg, hf_model=view, dtype=cfg.dtype)
-    state["unembed.W_U"] = view.lm_head.weight.T
+        state = loading.get_pretrained_state_dict(folder, cfg, hf_model=given, dtype=cfg.dtype)
+    bias = model.unembed.b_U
+    state["unembed.W_U"] = given.lm_head.weight.T
     if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != bias.shape:
         state["unembed.b_U"] = torch.zeros_like(bias)
     state = {name: value.detach().to(cfg.dtype) for name, value in state.items()}
-    state = loading.fill_missing_keys(model, state)
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(loading.fill_missing_keys(model, state), strict=False)
     rotary = getattr(hf_model.base_model, "rotary_emb", None)
-    if rotary is None or cfg.rotary_adjacent_pairs:
-        return
-    for block in model.blocks:
-        positions = torch.arange(len(block.attn.rotary_cos))[None]
-        cos, sin = rotary(torch.zeros(1, dtype=cfg.dtype), positions)
-        block.attn.rotary_cos.copy_(cos[0])
-        block.attn.rotary_sin.copy_(sin[0])
-
-
-def convert_decoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) -> DecoderClassifier:
-    """A decoder's ...ForSequenceClassification as a HookedTransformer with its classifier."""
-    cfg = _config(hf_model.config, device, dtype)
-    cfg.d_vocab_out = hf_model.config.num_labels
-    model = DecoderClassifier(cfg, dict(hf_model.config.id2label))
-    view = SimpleNamespace(lm_head=hf_model.score, config=hf_model.config)
-    setattr(view, hf_model.base_model_prefix, hf_model.base_model)
-    _fill(model, hf_model, view)
-    return model
-
-
-def convert_language_model(
-    hf_model: Any, *, device: str | None, dtype: torch.dtype
-) -> HookedTransformer:
-    """A decoder's language model as a plain HookedTransformer."""
-    model = HookedTransformer(_config(hf_model.config, device, dtype), move_to_device=False)
-    _fill(model, hf_model, hf_model)
+    if rotary is not None and not cfg.rotary_adjacent_pairs:
+        for block in model.blocks:
+            positions = torch.arange(len(block.attn.rotary_cos))[None]
+            cos, sin = rotary(torch.zeros(1, dtype=cfg.dtype), positions)
+            block.attn.rotary_cos.copy_(cos[0])
+            block.attn.rotary_sin.copy_(sin[0])
     return model

@@ -2,12 +2,10 @@
 
 from torch import nn
 
-from hc_lens.models.families import EncoderFamily
+from hc_lens.models.encoders import EncoderFamily
 
 FAMILY = EncoderFamily(
-    prefix="distilbert.",
     pooler="pre_classifier",
-    classifier="classifier",
     layer="transformer.layer.{l}.",
     parts={
         "attn.W_Q": "attention.q_lin",
@@ -19,12 +17,7 @@ FAMILY = EncoderFamily(
         "mlp.W_out": "ffn.lin2",
         "ln2.w": "output_layer_norm",
     },
-    sizes={
-        "d_model": "dim",
-        "n_layers": "n_layers",
-        "n_heads": "n_heads",
-        "d_mlp": "hidden_dim",
-        "act_fn": "activation",
-    },
+    d_mlp="hidden_dim",
+    act_fn="activation",
     activation=nn.ReLU,
 )

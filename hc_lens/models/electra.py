@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.components.bert_embed import BertEmbed
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.families import EncoderFamily
+from hc_lens.models.encoders import EncoderFamily
 
 
 class ProjectedEmbed(BertEmbed):
@@ -41,10 +41,9 @@ def _embed(cfg: HookedTransformerConfig, config: Any) -> ProjectedEmbed | None:
 
 
 FAMILY = EncoderFamily(
-    prefix="electra.",
     pooler="classifier.dense",
     classifier="classifier.out_proj",
     activation=nn.GELU,
     embed=_embed,
-    extra={"embed.W_project": "electra.embeddings_project"},
+    extra={"embed.W_project": "embeddings_project"},
 )

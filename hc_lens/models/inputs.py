@@ -115,8 +115,18 @@ def mask_of(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"]:
     return torch.ones_like(inputs["input"])
 
 
-def encode(model: Model, texts: Text | Sequence[Text]) -> dict[str, Tensor]:
-    """Keyword arguments for ``model(**inputs)`` from sentences or (premise, hypothesis) pairs."""
+def encode(model: Model, texts: Text | Sequence[Text] | Tensor | None) -> dict[str, Tensor]:
+    """Keyword arguments for ``model(**inputs)`` from sentences or (premise, hypothesis) pairs.
+
+    What is a tensor already, token ids or a residual stream, is the first of them as it is.
+    """
+    if isinstance(texts, Tensor):
+        return {"input": texts}
+    if texts is None:
+        raise HcLensError(
+            "expected token ids or text as the first argument (or input_ids=), got neither; "
+            "call model(**batch.inputs) or model('a sentence')"
+        )
     tokenizer = tokenizer_of(model)
     rows = cast(list[Text], [texts] if isinstance(texts, (str, tuple)) else list(texts))
     encodings = [tokenizer(row) if isinstance(row, str) else tokenizer(*row) for row in rows]

@@ -19,19 +19,23 @@ import torch
 from transformer_lens import HookedTransformer
 
 from hc_lens.errors import HcLensError, first_line
+from hc_lens.models import bert, distilbert, electra, roberta
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
-from hc_lens.models.decoders import ARCHITECTURES, convert_decoder, convert_language_model
-from hc_lens.models.encoders import FAMILIES, convert_encoder
+from hc_lens.models.decoders import ARCHITECTURES, convert_decoder
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.quiet import quiet
 
 HookedModel = EncoderClassifier | DecoderClassifier | HookedTransformer
 
-CLASSIFIERS = {
-    **dict.fromkeys(FAMILIES, convert_encoder),
+FAMILIES = {
+    "bert": bert.FAMILY.convert,
+    "roberta": roberta.FAMILY.convert,
+    "xlm-roberta": roberta.FAMILY.convert,
+    "distilbert": distilbert.FAMILY.convert,
+    "electra": electra.FAMILY.convert,
     **dict.fromkeys(ARCHITECTURES, convert_decoder),
 }
-"""Hugging Face model type -> the converter of its sequence classifier."""
+"""Hugging Face model type -> the function that makes a hooked model of its checkpoints."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -65,47 +69,34 @@ def load(
         `DecoderClassifier` (a HookedTransformer) for decoders; a plain HookedTransformer for a
         causal language model. Each carries `tokenizer`, `labels` and `fingerprint`.
     """
-    named = isinstance(source, (str, Path))
     with quiet():
-        config = _read_config(source) if named else _config_of(source)
-        _check_head(config)
-        hf_model = _read_weights(source, config, dtype) if named else source
-        if named and tokenizer is None:
-            tokenizer = read_tokenizer(source)
-        convert = CLASSIFIERS[config.model_type]
-        if _is_language_model(config):
-            convert = convert_language_model
+        if isinstance(source, (str, Path)):
+            hf_model = _read_model(source, dtype)
+            tokenizer = read_tokenizer(source) if tokenizer is None else tokenizer
+        elif hasattr(source, "config") and hasattr(source, "state_dict"):
+            hf_model = source
+            _check_kind(source.config, type(source).__name__)
+        else:
+            raise HcLensError(
+                "expected a directory, a Hub id or a Hugging Face model, got "
+                f"{type(source).__name__}; pass the path of a saved checkpoint"
+            )
+        convert = FAMILIES[hf_model.config.model_type]
         model = convert(hf_model, device=None if device is None else str(device), dtype=dtype)
         model.to(model.cfg.device or "cpu", print_details=False)
-    _carry(model, config, tokenizer, labels)
+    _carry(model, hf_model.config, tokenizer, labels)
     return model.requires_grad_(False).eval()
 
 
-def _config_of(hf_model: Any) -> Any:
-    config = getattr(hf_model, "config", None)
-    if config is None or not hasattr(hf_model, "state_dict"):
-        raise HcLensError(
-            "expected a directory, a Hub id or a Hugging Face model, got "
-            f"{type(hf_model).__name__}; pass the path of a saved checkpoint"
-        )
-    config.architectures = [type(hf_model).__name__]
-    return config
-
-
-def _is_language_model(config: Any) -> bool:
-    return (config.architectures or [""])[0] == ARCHITECTURES.get(config.model_type)
-
-
-def _check_head(config: Any) -> None:
+def _check_kind(config: Any, architecture: str) -> None:
     """Refuse all but sequence classifiers and causal language models of known families."""
     family = config.model_type
-    if family not in CLASSIFIERS:
+    if family not in FAMILIES:
         raise HcLensError(
-            f"expected a model of one of the families {sorted(CLASSIFIERS)}, got {family!r}; "
+            f"expected a model of one of the families {sorted(FAMILIES)}, got {family!r}; "
             "convert the checkpoint to one of these or open an issue for its family"
         )
-    architecture = (config.architectures or ["none named in config.json"])[0]
-    if _is_language_model(config):
+    if architecture == ARCHITECTURES.get(family):
         return
     if not architecture.endswith("ForSequenceClassification"):
         raise HcLensError(
@@ -120,62 +111,21 @@ def _check_head(config: Any) -> None:
         )
 
 
-def _read_config(source: str | Path) -> Any:
-    from transformers import AutoConfig
-
-    found = _local(source)
-    if isinstance(found, Path):
-        remedy = "pass the directory that save_pretrained wrote"
-        _expect(found, "config.json", ("config.json",), remedy)
-        _expect(found, "weights (model.safetensors)", ("*.safetensors", "*.bin"), remedy)
-    try:
-        return AutoConfig.from_pretrained(str(found))
-    except OSError as error:
-        raise HcLensError(
-            f"expected a local directory or a reachable Hub id, got {source!r}: "
-            f"{first_line(error)}; without a network, pass the path of a downloaded checkpoint"
-        ) from error
-    except Exception as error:  # each family's configuration class fails in its own way
-        raise HcLensError(
-            f"expected a configuration of one of the families {sorted(CLASSIFIERS)}, got one that "
-            f"transformers cannot read from {source}: {first_line(error)}"
-        ) from error
-
-
-def _local(source: str | Path) -> str | Path:
-    """The path of a local folder with ``~`` written out, or the Hub id as it is."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1:
-        raise HcLensError(
-            f"expected a directory with a checkpoint, got {source}, which is not a directory; "
-            "check the path"
-        )
-    return str(source)
-
-
-def _expect(folder: Path, what: str, files: Sequence[str], remedy: str) -> None:
-    if not any(any(folder.glob(name)) for name in files):
-        found = sorted(item.name for item in folder.iterdir())[:5]
-        raise HcLensError(f"expected {what} in {folder}, got {found}; {remedy}")
-
-
-def _read_weights(source: str | Path, config: Any, dtype: torch.dtype) -> Any:
+def _read_model(source: str | Path, dtype: torch.dtype) -> Any:
+    """The Hugging Face model of a directory or Hub id, with every weight from its file."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    auto: Any = AutoModelForSequenceClassification
-    if _is_language_model(config):
-        auto = AutoModelForCausalLM
-    found = _local(source)
-    local_bin = isinstance(found, Path) and not any(found.glob("*.safetensors"))
+    config = _read_config(source)
+    architecture = (config.architectures or ["none named in config.json"])[0]
+    _check_kind(config, architecture)
+    is_language_model = architecture == ARCHITECTURES.get(config.model_type)
+    auto: Any = AutoModelForCausalLM if is_language_model else AutoModelForSequenceClassification
     try:
         hf_model, report = auto.from_pretrained(
-            str(found),
+            _named(source, "weights (model.safetensors)", ("*.safetensors", "*.bin")),
             config=config,
             dtype=dtype,
-            use_safetensors=False if local_bin else None,
             weights_only=True,
             output_loading_info=True,
         )
@@ -194,21 +144,56 @@ def _read_weights(source: str | Path, config: Any, dtype: torch.dtype) -> Any:
     return hf_model
 
 
+def _read_config(source: str | Path) -> Any:
+    from transformers import AutoConfig
+
+    name = _named(source, "config.json", ("config.json",))
+    try:
+        return AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise HcLensError(
+            f"expected a local directory or a reachable Hub id, got {source!r}: "
+            f"{first_line(error)}; without a network, pass the path of a downloaded checkpoint"
+        ) from error
+    except Exception as error:  # each family's configuration class fails in its own way
+        raise HcLensError(
+            f"expected a configuration of one of the families {sorted(FAMILIES)}, got one that "
+            f"transformers cannot read from {source}: {first_line(error)}"
+        ) from error
+
+
 def read_tokenizer(source: str | Path) -> Any:
     """The tokenizer of a directory or Hub id; none there is an HcLensError."""
     from transformers import AutoTokenizer
 
-    found = _local(source)
     # transformers 5 builds an empty tokenizer where there is none, so the files are looked for.
-    if isinstance(found, Path):
-        remedy = "save it there with tokenizer.save_pretrained, or pass tokenizer=..."
-        _expect(found, f"a tokenizer (one of {_TOKENIZER_FILES})", _TOKENIZER_FILES, remedy)
+    what = f"a tokenizer (one of {_TOKENIZER_FILES}; or pass tokenizer=...)"
+    name = _named(source, what, _TOKENIZER_FILES)
     try:
-        return AutoTokenizer.from_pretrained(str(found))
+        return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise HcLensError(
             f"expected a readable tokenizer in {source}: {first_line(error)}; pass tokenizer=..."
         ) from error
+
+
+def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
+    """A source as Hugging Face takes it: a Hub id, or a folder that has one of the files."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not any(any(folder.glob(name)) for name in files):
+            found = sorted(item.name for item in folder.iterdir())[:5]
+            raise HcLensError(
+                f"expected {what} in {folder}, got {found}; pass the directory that "
+                "save_pretrained wrote"
+            )
+        return str(folder)
+    if folder.exists() or str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1:
+        raise HcLensError(
+            f"expected a directory with a checkpoint, got {source}, which is not a directory; "
+            "check the path"
+        )
+    return str(source)
 
 
 def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str] | None) -> None:
@@ -216,20 +201,18 @@ def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str
     tokenizer = copy.deepcopy(tokenizer)
     if tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model.tokenizer = tokenizer
     if isinstance(model, HookedTransformer):
         # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
         puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
         model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
-    model.pad_token_id = config.pad_token_id
+    named: dict[int, str] = getattr(model, "labels", {})
+    if labels is not None:
+        if isinstance(labels, str) or len(labels) != len(named):
+            raise HcLensError(
+                f"expected labels=[...] with one name for each of the model's {len(named)} labels, "
+                f"got {labels!r}; name them in the order of the model's logits"
+            )
+        named = dict(enumerate(labels))
+    vars(model).update(tokenizer=tokenizer, pad_token_id=config.pad_token_id, labels=named)
     if not isinstance(model, (EncoderClassifier, DecoderClassifier)):
-        vars(model).update(labels={}, fingerprint=fingerprint(model))
-    if labels is None:
-        return
-    n_labels = len(vars(model)["labels"])
-    if isinstance(labels, str) or len(labels) != n_labels:
-        raise HcLensError(
-            f"expected labels=[...] with one name for each of the model's {n_labels} labels, got "
-            f"{labels!r}; name them in the order of the model's logits"
-        )
-    vars(model)["labels"] = dict(enumerate(labels))
+        vars(model)["fingerprint"] = fingerprint(model)

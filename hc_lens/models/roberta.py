@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_lens.components.bert_embed import BertEmbed
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.families import EncoderFamily
+from hc_lens.models.encoders import EncoderFamily
 
 
 class PadAwareEmbed(BertEmbed):
@@ -41,7 +41,6 @@ class PadAwareEmbed(BertEmbed):
 
 
 FAMILY = EncoderFamily(
-    prefix="roberta.",
     pooler="classifier.dense",
     classifier="classifier.out_proj",
     first_position=lambda config: config.pad_token_id + 1,

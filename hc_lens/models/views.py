@@ -43,10 +43,7 @@ from hc_lens.protocols import Model
 Weights = Mapping[str, Tensor]
 """Parameters by their name in the model, such as ``"blocks.0.attn.W_Q"``."""
 
-_OFF = (
-    *("clip_qkv", "use_attention_sinks", "load_in_4bit"),
-    *("use_logn_attn", "use_dynamic_ntk_rope"),
-)
+_OFF = ("clip_qkv", "use_attention_sinks", "load_in_4bit", "use_logn_attn", "use_dynamic_ntk_rope")
 """Settings of TransformerLens that the kernels do not know."""
 _NORMS = (LayerNorm, LayerNormPre, RMSNorm, RMSNormPre, nn.Identity, type(None))
 _NORM_NAMES = ("ln1", "ln2", "ln1_post", "ln2_post")
@@ -69,25 +66,19 @@ def can_view(model: Model) -> bool:
 
 
 def view(model: Model, layer: int, weights: Weights | None = None) -> Block:
-    """The weights of one layer as a `Block`.
-
-    Args:
-        model: a HookedEncoder or HookedTransformer for which `can_view` is true.
-        layer: index of the layer.
-        weights: parameters that replace the model's own, by their name in the model.
-    """
+    """The weights of one layer as a `Block`; those in `weights` replace the model's own."""
     block: Any = model.blocks[layer]  # pyright: ignore[reportAttributeAccessIssue]
-    read = _Reader(f"blocks.{layer}.", weights or {})
-    after = {name: _norm(getattr(block, name, None), read.below(name)) for name in _NORM_NAMES}
+    name, given = f"blocks.{layer}", weights or {}
+    norms = {ln: _norm(getattr(block, ln, None), f"{name}.{ln}", given) for ln in _NORM_NAMES}
     return Block(
-        heads=_heads(block.attn, read.below("attn")),
-        norm1=after["ln1"],
-        norm2=after["ln2"],
-        mlp=None if block.cfg.attn_only else _mlp(block.mlp, read.below("mlp")),
+        heads=_heads(block.attn, f"{name}.attn", given),
+        norm1=norms["ln1"],
+        norm2=norms["ln2"],
+        mlp=None if block.cfg.attn_only else _mlp(block.mlp, f"{name}.mlp", given),
         post_norm=type(block) is BertBlock,
         parallel=bool(block.cfg.parallel_attn_mlp),
-        attention_norm=after["ln1_post"],
-        mlp_out_norm=after["ln2_post"],
+        attention_norm=norms["ln1_post"],
+        mlp_out_norm=norms["ln2_post"],
     )
 
 
@@ -99,8 +90,7 @@ class ClassifierView:
         self.model = model
         self.causal = not isinstance(model, EncoderClassifier)
         self.blocks = [view(model, layer) for layer in range(model.cfg.n_layers)]
-        final = getattr(model, "ln_final", None) if self.causal else None
-        self.final = _norm(final, _Reader("ln_final.", {}))
+        self.final = _norm(getattr(model, "ln_final", None), "ln_final", {})
         """The norm in front of a decoder's classifier."""
 
     def start(
@@ -136,68 +126,51 @@ def embed(
     return resid, mask
 
 
-class _Reader:
-    """Reads the parameters of a module, or what replaces them."""
-
-    def __init__(self, start: str, weights: Weights):
-        self._start, self._weights = start, weights
-
-    def __call__(self, module: nn.Module, name: str) -> Tensor:
-        """One parameter of a module."""
-        replaced = self._weights.get(self._start + name)
-        return getattr(module, name).detach() if replaced is None else replaced
-
-    def below(self, name: str) -> _Reader:
-        """The reader of a part of the module."""
-        return _Reader(f"{self._start}{name}.", self._weights)
-
-    def replaced(self) -> dict[str, Tensor]:
-        """The parameters of the module that are replaced."""
-        length = len(self._start)
-        return {n[length:]: w for n, w in self._weights.items() if n.startswith(self._start)}
+def _read(
+    module: nn.Module, name: str, weights: Weights, recurse: bool = False
+) -> dict[str, Tensor]:
+    """The parameters of the module called `name`: detached, or what replaces them."""
+    own = module.named_parameters(recurse=recurse)
+    return {part: weights.get(f"{name}.{part}", weight.detach()) for part, weight in own}
 
 
-def _heads(attn: Any, read: _Reader) -> Heads:
+def _heads(attn: Any, name: str, weights: Weights) -> Heads:
+    read = _read(attn, name, weights)
     shared = "_" if type(attn) is GroupedQueryAttention else ""
     cfg = attn.cfg
-    normed = bool(cfg.use_qk_norm)
     rotary = cfg.positional_embedding_type == "rotary"
     direction = getattr(attn, "_attention_dir_override", None) or cfg.attention_dir
     return Heads(
-        W_Q=read(attn, "W_Q"),
-        W_K=read(attn, f"{shared}W_K"),
-        W_V=read(attn, f"{shared}W_V"),
-        b_Q=read(attn, "b_Q"),
-        b_K=read(attn, f"{shared}b_K"),
-        b_V=read(attn, f"{shared}b_V"),
-        W_O=read(attn, "W_O"),
-        b_O=read(attn, "b_O"),
+        W_Q=read["W_Q"],
+        W_K=read[f"{shared}W_K"],
+        W_V=read[f"{shared}W_V"],
+        b_Q=read["b_Q"],
+        b_K=read[f"{shared}b_K"],
+        b_V=read[f"{shared}b_V"],
+        W_O=read["W_O"],
+        b_O=read["b_O"],
         scale=attn.attn_scale,
         causal=direction == "causal",
         window=cfg.window_size if attn.attn_type == "local" else None,
         rotate=(lambda x, mask: attn.apply_rotary(x, 0, mask)) if rotary else None,
-        norm_q=_norm(attn.q_norm, read.below("q_norm")) if normed else NO_NORM,
-        norm_k=_norm(attn.k_norm, read.below("k_norm")) if normed else NO_NORM,
+        norm_q=_norm(attn.q_norm, f"{name}.q_norm", weights),
+        norm_k=_norm(attn.k_norm, f"{name}.k_norm", weights),
     )
 
 
-def _norm(module: Any, read: _Reader) -> Norm:
+def _norm(module: Any, name: str, weights: Weights) -> Norm:
     if module is None or type(module) is nn.Identity:
         return NO_NORM
-    return Norm(
-        centres=type(module) in (LayerNorm, LayerNormPre),
-        eps=module.eps,
-        weight=read(module, "w") if hasattr(module, "w") else None,
-        bias=read(module, "b") if hasattr(module, "b") else None,
-    )
+    read = _read(module, name, weights)
+    centres = type(module) in (LayerNorm, LayerNormPre)
+    return Norm(centres, module.eps, read.get("w"), read.get("b"))
 
 
-def _mlp(module: Any, read: _Reader) -> Mlp | Callable[[Tensor], Tensor]:
+def _mlp(module: Any, name: str, weights: Weights) -> Mlp | Callable[[Tensor], Tensor]:
     """The MLP's weights; an MLP of another kind (a mixture of experts) runs its own module."""
     if type(module) not in (MLP, GatedMLP) or module.cfg.is_layer_norm_activation():
-        return lambda x: functional_call(module, read.replaced(), (x,))
+        read = _read(module, name, weights, recurse=True)
+        return lambda x: functional_call(module, read, (x,))
     # PyTorch has this one as a single kernel.
     act = partial(gelu, approximate="tanh") if module.act_fn is gelu_new else module.act_fn
-    gate = read(module, "W_gate") if type(module) is GatedMLP else None
-    names = ("W_in", "b_in", "W_out", "b_out")
-    return Mlp(*(read(module, name) for name in names), act=act, W_gate=gate)
+    return Mlp(**_read(module, name, weights), act=act)

@@ -14,7 +14,7 @@ import transformers
 
 import hc_lens as hc
 from hc_lens.cli import call
-from hc_lens.models import encoders, loading
+from hc_lens.models import loading
 from hc_lens.pruning.job import Job
 from hc_lens.pruning.teacher import Teacher
 from tests import tiny
@@ -48,8 +48,7 @@ def rows() -> tuple:
 
 
 def test_the_example_of_a_family_gives_the_logits_of_hugging_face(example, monkeypatch) -> None:
-    monkeypatch.setitem(encoders.FAMILIES, "ernie", example("EncoderFamily").FAMILY)
-    monkeypatch.setitem(loading.CLASSIFIERS, "ernie", encoders.convert_encoder)
+    monkeypatch.setitem(loading.FAMILIES, "ernie", example("EncoderFamily").FAMILY.convert)
     config = transformers.ErnieConfig(**tiny.SIZES, **tiny.COMMON)
     with torch.random.fork_rng():
         original = tiny.roughen(transformers.ErnieForSequenceClassification(config)).double().eval()

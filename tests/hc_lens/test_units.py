@@ -83,7 +83,7 @@ def test_pairs_are_every_unit_alone_and_every_two_of_them():
     assert len(hc.pairs(TWO_BY_THREE)) == 8 + 28
     with pytest.raises(hc.HcLensError, match="at least 2 units to pair, got 1"):
         hc.pairs(["L0.H0"])
-    with pytest.raises(hc.HcLensError, match=r"each unit once to pair, got L0.H1 more than once"):
+    with pytest.raises(hc.HcLensError, match=r"each unit once, got L0.H1 more than once"):
         hc.pairs(["L0.H1", "L0.H2", hc.Unit(0, 1)])
 
 
@@ -99,7 +99,7 @@ def test_sets_to_ablate_are_every_unit_alone_unless_some_are_named():
         ("L0.H0", "expected a list of sets, got the one set L0.H0"),
         ([], "at least one set to ablate, got none"),
         ([["L0.H0"], []], "set 1 is empty"),
-        (["L0.H0", ["L0.H0"]], "each set once, got L0.H0 again at index 1"),
+        (["L0.H0", ["L0.H0"]], "each set once, got L0.H0 more than once, again at index 1"),
         ([["L0.H0", "L0.H0"]], "L0.H0 more than once"),
         (["L9.H0"], "2 layers, 6 heads and 2 MLPs, got L9.H0"),
     ],

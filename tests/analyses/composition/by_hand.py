@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hc_lens.masks.hooks import mlp_name, z_name
-from hc_lens.models import is_encoder
+from hc_lens.models.inputs import is_encoder
 
 
 def _through(norm, cache, name: str, at: Tensor, change: Tensor, norms: str) -> Tensor:

@@ -14,7 +14,7 @@ from analyses import lexical_overlap
 from analyses.lexical_overlap import STOP_WORDS, WordRule, role_of, scores
 from hc_lens.attention.patterns import word_batches
 from hc_lens.errors import HcLensError
-from hc_lens.models import encode, is_encoder
+from hc_lens.models.inputs import encode, is_encoder
 from tests import tiny
 from tests.handmade import handmade_model
 

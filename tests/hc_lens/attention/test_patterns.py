@@ -13,7 +13,7 @@ import hc_lens as hc
 from hc_lens.attention.patterns import check_heads, patterns, visit, word_batch, word_batches
 from hc_lens.attention.words import align
 from hc_lens.errors import HcLensError
-from hc_lens.models import encode
+from hc_lens.models.inputs import encode
 from tests import tiny
 
 PAIRS = [

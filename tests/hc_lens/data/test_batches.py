@@ -94,7 +94,7 @@ def test_inputs_go_into_the_model_by_name_and_match_a_row_alone(hooked, task):
     batches = task.batches(hooked, token_budget=160)
     logits = batches.restore([hooked(**batch.inputs) for batch in batches])
     for row, pair in enumerate(PAIRS):
-        alone = hooked(**hc.models.encode(hooked, (pair["premise"], pair["hypothesis"])))
+        alone = hooked(**hc.models.inputs.encode(hooked, (pair["premise"], pair["hypothesis"])))
         torch.testing.assert_close(logits[row], alone[0], atol=1e-10, rtol=0)
 
 

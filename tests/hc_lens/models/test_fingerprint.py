@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import hc_lens as hc
-from hc_lens.models import fingerprint
+from hc_lens.models.fingerprint import fingerprint
 from tests import tiny
 
 

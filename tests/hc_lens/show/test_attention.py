@@ -15,7 +15,7 @@ import torch
 import hc_lens as hc
 from hc_lens.attention.patterns import word_batch
 from hc_lens.errors import HcLensError
-from hc_lens.models import encode
+from hc_lens.models.inputs import encode
 from hc_lens.show import Attention, Page, attention, bundle
 from hc_lens.show.page import json_for_script, pack
 from tests import tiny

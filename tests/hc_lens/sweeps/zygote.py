@@ -17,7 +17,7 @@ import time
 import transformers.models.bert.modeling_bert  # noqa: F401
 
 from hc_lens import records
-from hc_lens.models import load  # noqa: F401
+from hc_lens.models.loading import load  # noqa: F401
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import Local
 from hc_lens.sweeps.sweep import sweep
