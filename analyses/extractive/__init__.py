@@ -4,7 +4,7 @@
 2. `out_of_context`, `freezing`, `ordering` and `grafting` are the experiments.
 3. `first_hop`, `second_hop` and `invented_relation` make facts about a `World`, `FactSet.read`
    reads them from a file, `named_set` takes the name of either.
-4. `demo` runs all of it on a small model trained from scratch.
+4. `study` runs all of it on small models trained from scratch.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614). Names are imported on first use.
 """
 
@@ -23,15 +23,10 @@ if TYPE_CHECKING:
         freezing as freezing,
         ordering as ordering,
         grafting as grafting,
-        train_phases as train_phases,
-        Phases as Phases,
+        train as train,
+        mean_rank as mean_rank,
     )
-    from analyses.extractive.desk import (
-        demo as demo,
-        study as study,
-        agreement as agreement,
-        Desk as Desk,
-    )
+    from analyses.extractive.desk import study as study
     from analyses.extractive.figures import heat_maps as heat_maps, rank_bars as rank_bars
     from analyses.extractive.facts import (
         FactSet as FactSet,
@@ -47,15 +42,9 @@ if TYPE_CHECKING:
         DeskConfig as DeskConfig,
     )
     from analyses.extractive.prompts import Question as Question, align as align
-    from analyses.extractive.training import train as train, mean_rank as mean_rank
-    from analyses.extractive.component import (
-        Component as Component,
-        components as components,
-        swap as swap,
-    )
     from analyses.extractive.models import (
-        parameters as parameters,
         graft as graft,
+        parameters as parameters,
         with_weights as with_weights,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from analyses.extractive.settings import ScoreConfig, TrainConfig
+from analyses.extractive.settings import DeskConfig, ScoreConfig, SetName, TrainConfig
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 from hc_lens.errors import HcLensError
@@ -33,7 +33,7 @@ class Training:
 class Facts:
     """Which facts."""
 
-    data: Literal["first-hop", "second-hop", "invented"] = "first-hop"
+    data: SetName = "first-hop"
     """A set of facts that is generated."""
     path: str | None = None
     """File of facts of your own instead, .csv or .jsonl."""
@@ -95,14 +95,14 @@ def run(settings: Settings, work: Work) -> None:
 
 
 def _demo(settings: Settings, work: Work) -> None:
-    from analyses.extractive.desk import demo
+    from analyses.extractive.desk import report, save, study
 
     work.out = work.out or Path("extractive-demo")
-    if not work.begin():
-        return
-    texts: list[str] = []
-    work.keep(lambda folder: texts.append(demo(folder, settings.seeds, progress=work.progress)[0]))
-    work.finish(text=texts[0])
+    if work.begin():
+        config = DeskConfig()
+        tables = study(settings.seeds, config, progress=work.progress)
+        work.keep(lambda folder: save(tables, folder, config))
+        work.finish(text=report(tables))
 
 
 def _scores(settings: Settings, work: Work) -> None:

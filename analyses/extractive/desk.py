@@ -7,7 +7,7 @@
 2. Token embeddings keep their random values, so that facts are stored in the blocks, during
    pretraining as well as later.
 3. New people (or new mayors), never seen before, then go through the experiments and the scores.
-4. `demo` repeats this for several seeds and gives the means as text, tables and figures.
+4. `study` repeats this for several seeds; `report` and `save` give the means as text and figures.
 A model of this size composes only when the people are many: with few it learns each answer by
 heart. So the invented relation has 200 people to train on where the paper has 84.
 """
@@ -16,106 +16,79 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import pandas as pd
 from scipy import stats
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tqdm.auto import tqdm
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformers import PreTrainedTokenizerFast
 
-from analyses.extractive import experiments
+from analyses.extractive.experiments import freezing, grafting, ordering, train, train_phases
 from analyses.extractive.facts import (
     LIVES_IN,
     MAYOR_BY,
     MAYOR_OF,
     SPEAKS,
-    FactSet,
     World,
     first_hop,
     invented_relation,
     second_hop,
 )
 from analyses.extractive.figures import heat_maps, rank_bars
-from analyses.extractive.models import with_weights
 from analyses.extractive.prompts import Question
 from analyses.extractive.scoring import scores
 from analyses.extractive.settings import DeskConfig, Method, ScoreConfig
-from analyses.extractive.training import train
+from hc_lens.models.quiet import quiet
 from hc_lens.protocols import LanguageModel
-from hc_lens.records import table_bytes, write_file
+from hc_lens.records import table_bytes
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-Hop = Literal["first hop", "second hop"]
 OFFICES = ("bishop", "judge")
 """Offices that are known in every city; mayors are known only in those the tests leave out."""
-PAD, UNKNOWN = "<pad>", "<unk>"
 
 
-@dataclass(frozen=True)
 class Desk:
-    """One seed's world, its corpora and the sets of new facts."""
+    """One seed's world: what models are pretrained on, and the new facts."""
 
-    config: DeskConfig
-    """Sizes and training."""
-    seed: int
-    """Seed of world, weights and order of training."""
-    corpora: dict[Hop, list[Question]]
-    """What is pretrained on, for the first and the second hop."""
-    sets: dict[Hop, FactSet]
-    """The new facts of the first and the second hop."""
-    invented: tuple[FactSet, FactSet]
-    """The invented relation, and its counterfactual twin."""
-
-    @classmethod
-    def of(cls, config: DeskConfig, seed: int) -> Desk:
-        """Make the world of a seed."""
+    def __init__(self, config: DeskConfig, seed: int):
+        self.config, self.seed = config, seed
         n_tested = config.n_cities
         n_cities = n_tested + config.n_known_cities
-        groups = {
-            "known": config.n_known_people,
-            "officials": n_cities * (1 + len(OFFICES)),
-            "first": n_tested,
-            "second": n_tested,
-            "invented": n_tested + config.n_invented_people,
-        }
-        whole = World.invented(seed, n_cities, sum(groups.values()))
+        n_officials = n_cities * (1 + len(OFFICES))
+        n_invented = n_tested + config.n_invented_people
+        counts = (config.n_known_people, n_officials, n_tested, n_tested, n_invented)
+        whole = World.invented(seed, n_cities, sum(counts))
         names = iter(whole.people)
         # No person of a test occurs in a corpus.
-        worlds = {
-            group: replace(whole, people=tuple(itertools.islice(names, count)))
-            for group, count in groups.items()
-        }
-        corpora: dict[Hop, list[Question]] = {
-            "first hop": _first_hop_corpus(worlds["known"], n_tested),
-            "second hop": _second_hop_corpus(worlds["officials"], n_tested),
-        }
-        sets: dict[Hop, FactSet] = {
-            "first hop": first_hop(worlds["first"], n_tested, seed),
-            "second hop": second_hop(worlds["second"], n_tested, seed),
-        }
-        invented = invented_relation(
-            worlds["invented"], groups["invented"], n_tested, n_tested, seed
+        known, officials, first, second, invented = (
+            replace(whole, people=tuple(itertools.islice(names, count))) for count in counts
         )
-        return cls(config, seed, corpora, sets, invented)
+        self.corpora = {
+            "first hop": _first_hop_corpus(known, n_tested),
+            "second hop": _second_hop_corpus(officials, n_tested),
+        }
+        self.sets = {
+            "first hop": first_hop(first, n_tested, seed),
+            "second hop": second_hop(second, n_tested, seed),
+        }
+        self.invented = invented_relation(invented, n_invented, n_tested, n_tested, seed)
+        """The invented relation, and its counterfactual twin."""
 
-    def model(self, hop: Hop) -> LanguageModel:
-        """A model pretrained on the corpus of a hop."""
-        model = self.untrained()
+    def model(self, hop: str) -> LanguageModel:
+        """A model pretrained on the corpus of a hop; its token embeddings stay random."""
         settings = replace(self.config.pretraining, seed=self.seed)
-        state = train(model, self.corpora[hop], settings, trainable=lambda n: n != "embed.W_E")
-        return with_weights(model, state)
+        trainable = ("pos_embed.", "blocks.", "ln_final.", "unembed.")
+        return train(self.untrained(), self.corpora[hop], settings, trainable=trainable)
 
     def untrained(self) -> LanguageModel:
         """A model with random weights that knows every word of the world."""
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-        from hc_lens.models.quiet import quiet
-
-        tokenizer = word_tokenizer(self._texts())
+        asked = [each.facts + each.implications for each in (*self.sets.values(), *self.invented)]
+        questions = itertools.chain(*self.corpora.values(), *asked)
+        tokenizer = word_tokenizer(f"{each.prompt} {each.answer}" for each in questions)
         config = self.config
         with quiet():
             cfg = HookedTransformerConfig(
@@ -137,23 +110,16 @@ class Desk:
         model.cfg.tokenizer_prepends_bos = False
         return model.eval()
 
-    def _texts(self) -> Iterable[str]:
-        asked = [*self.sets.values(), *self.invented]
-        groups = [*self.corpora.values(), *(s.facts + s.implications for s in asked)]
-        return (f"{q.prompt} {q.answer}" for group in groups for q in group)
-
 
 def word_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A Hugging Face tokenizer whose tokens are the words of the texts, in alphabetical order."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+    pad, unknown = "<pad>", "<unk>"
     words = sorted({word for text in texts for word in text.split()})
-    vocabulary = {word: index for index, word in enumerate([PAD, UNKNOWN, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    vocabulary = {word: index for index, word in enumerate([pad, unknown, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=PAD
+        tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, eos_token=pad
     )
 
 
@@ -200,7 +166,7 @@ def study(
     """
     tables: dict[str, list[pd.DataFrame]] = {}
     for seed in tqdm(seeds, desc="seeds", disable=not progress):
-        for name, table in _one_seed(Desk.of(config or DeskConfig(), seed)):
+        for name, table in _one_seed(Desk(config or DeskConfig(), seed)):
             table.insert(0, "seed", seed)
             tables.setdefault(name, []).append(table)
     return {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
@@ -208,37 +174,30 @@ def study(
 
 def _one_seed(desk: Desk) -> Iterator[tuple[str, pd.DataFrame]]:
     """The tables of one seed by name, a table for each hop where there are two."""
-    config = desk.config
-    facts = replace(config.facts, seed=desk.seed)
+    config, seed = desk.config, desk.seed
+    facts = replace(config.facts, seed=seed)
+    scoring = ScoreConfig(seed=seed, n_counterfactuals=config.n_counterfactuals)
     models = {hop: desk.model(hop) for hop in desk.sets}
     for hop, new in desk.sets.items():
         model = models[hop]
-        after = with_weights(model, train(model, new.facts, facts))
-        frozen = experiments.freezing(model, new, facts)
-        for name, table in {"freezing": frozen, **_scored(model, after, new, desk)}.items():
+        asked = new.implications, new.implication_options
+        score = partial(scores, model, train(model, new.facts, facts), *asked, progress=False)
+        linear, exact = score(scoring), score(replace(scoring, method="exact"))
+        tables = {
+            "freezing": freezing(model, new, facts),
+            "components": pd.concat([linear, exact], ignore_index=True),
+            "agreement": agreement(linear, exact),
+            "positions": score(replace(scoring, by="position")),
+        }
+        for name, table in tables.items():
             table.insert(0, "set", hop)
             yield name, table
-    model, settings = models["first hop"], replace(config.invented, seed=desk.seed)
+    model, settings = models["first hop"], replace(config.invented, seed=seed)
     first, other = (each.split(config.n_cities)[1] for each in desk.invented)
-    phases = experiments.train_phases(model, first, settings)
+    phases = train_phases(model, first, settings)
     known = {"n_test": config.n_cities, "phases": phases}
-    yield "ordering", experiments.ordering(model, desk.invented[0], settings, facts, **known)
-    yield "grafting", experiments.grafting(model, first, other, settings, phases=phases)
-
-
-def _scored(
-    before: LanguageModel, after: LanguageModel, new: FactSet, desk: Desk
-) -> dict[str, pd.DataFrame]:
-    """Scores on a set's implications, and how well linear and exact agree."""
-    config = ScoreConfig(n_counterfactuals=desk.config.n_counterfactuals, seed=desk.seed)
-    asked = new.implications, new.implication_options
-    score = partial(scores, before, after, *asked, progress=False)
-    linear, exact = score(config), score(replace(config, method="exact"))
-    return {
-        "components": pd.concat([linear, exact], ignore_index=True),
-        "agreement": agreement(linear, exact),
-        "positions": score(replace(config, by="position")),
-    }
+    yield "ordering", ordering(model, desk.invented[0], settings, facts, **known)
+    yield "grafting", grafting(model, first, other, settings, phases=phases)
 
 
 def agreement(linear: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
@@ -254,32 +213,9 @@ def agreement(linear: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
     for name, part in both[used > 1e-9].groupby("score", sort=False):
         x, y = part["value_linear"], part["value_exact"]
         means = part.groupby("component")[["value_linear", "value_exact"]].mean()
-        rows.append(
-            {
-                "score": name,
-                "n": len(part),
-                "pearson": stats.pearsonr(x, y)[0],
-                "spearman": stats.spearmanr(x, y)[0],
-                "pearson_mean": stats.pearsonr(*means.to_numpy().T)[0],
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def demo(
-    out: str | Path | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    config: DeskConfig | None = None,
-    *,
-    progress: bool = True,
-) -> tuple[str, list[Path]]:
-    """Run the study; the report as text, and the files written into the folder `out`.
-
-    These are the heat maps and bars (PNG) and the tables (CSV); without `out` nothing is written.
-    """
-    config = config or DeskConfig()
-    tables = study(seeds, config, progress=progress)
-    return report(tables), [] if out is None else _write(tables, Path(out), config)
+        found = stats.pearsonr(x, y), stats.spearmanr(x, y), stats.pearsonr(*means.to_numpy().T)
+        rows.append((name, len(part), *(correlation for correlation, _ in found)))
+    return pd.DataFrame(rows, columns=["score", "n", "pearson", "spearman", "pearson_mean"])
 
 
 def report(tables: dict[str, pd.DataFrame]) -> str:
@@ -317,31 +253,24 @@ def _by_layer(components: pd.DataFrame, method: Method) -> pd.DataFrame:
     return summed.groupby(["set", "score", "part"], sort=False).mean().unstack("part")[parts]
 
 
-def _write(tables: dict[str, pd.DataFrame], out: Path, config: DeskConfig) -> list[Path]:
-    """Write the heat maps of each set, the bars and the tables; the paths written."""
-    positions, freezing = tables["positions"], tables["freezing"]
+def save(tables: dict[str, pd.DataFrame], out: Path, config: DeskConfig) -> None:
+    """Write the heat maps of each set, the bars (PNG) and the tables (CSV) into a folder."""
+    positions = tables["positions"]
     # Questions of different seeds are different questions.
     question = positions["seed"].astype(str) + ":" + positions["question"].astype(str)
-    positions = positions.assign(question=question)
-    figures = {
-        f"{str(name).replace(' ', '-')}-heat-maps.png": heat_maps(
-            cast("pd.DataFrame", part),
-            title=f"{name}: linear scores, mean over implications and seeds",
-        )
-        for name, part in positions.groupby("set", sort=False)
-    }
+    for name, part in positions.assign(question=question).groupby("set", sort=False):
+        title = f"{name}: linear scores, mean over implications and seeds"
+        figure = heat_maps(cast("pd.DataFrame", part), title=title)
+        figure.savefig(out / f"{str(name).replace(' ', '-')}-heat-maps.png", dpi=150)
     panels = [
         (f"freezing, {name}", part, "condition", "implication_rank")
-        for name, part in freezing.groupby("set", sort=False)
+        for name, part in tables["freezing"].groupby("set", sort=False)
     ]
     panels += [
         ("ordering", tables["ordering"], "order", "implication_rank"),
         ("grafting", tables["grafting"], "model", "implication_rank"),
     ]
-    figures["ranks.png"] = rank_bars(panels, chance=(config.n_cities - 1) / 2)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        figure.savefig(out / name, dpi=150)
+    chance = (config.n_cities - 1) / 2
+    rank_bars(panels, chance).savefig(out / "ranks.png", dpi=150)
     for name, table in tables.items():
-        write_file(out / f"{name}.csv", table_bytes(table))
-    return [out / name for name in (*figures, *(f"{name}.csv" for name in tables))]
+        (out / f"{name}.csv").write_bytes(table_bytes(table))

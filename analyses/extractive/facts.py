@@ -9,22 +9,23 @@
    holds; a second assignment of the same people to cities gives counterfactual facts.
 5. A fact and its implication have the same index in their lists. Options are the distinct answers
    of each list, unless a file names more.
-6. `named_set` gives one of these sets for real cities by its name, or the set in a file.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 2, 5 and 6; the names are our own.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 
 from analyses.extractive.prompts import Question
-from analyses.extractive.settings import SETS
-from hc_lens.errors import HcLensError
+from analyses.extractive.settings import SetName
+from hc_lens.errors import HcLensError, check_choice
 
 KINDS = ("fact", "implication", "fact option", "implication option")
 """What a row of a file can be; an option has an answer and no prompt."""
@@ -37,36 +38,29 @@ MAYOR_OF, MAYOR_BY = "The mayor of {} is", "The mayor of the city that contains 
 DAX, ZONG = "{} dax is", "{} zong is the"
 """Prompts of the invented relation."""
 
-
 CITIES = (
-    ("Tokyo", "Japanese", "the Tokyo Skytree"),
-    ("Paris", "French", "the Eiffel Tower"),
-    ("Moscow", "Russian", "the Kremlin"),
-    ("Berlin", "German", "the Brandenburg Gate"),
-    ("Rome", "Italian", "the Colosseum"),
-    ("Madrid", "Spanish", "the Prado Museum"),
-    ("Lisbon", "Portuguese", "the Jerónimos Monastery"),
-    ("Athens", "Greek", "the Parthenon"),
-    ("Istanbul", "Turkish", "the Hagia Sophia"),
-    ("Warsaw", "Polish", "the Palace of Culture and Science"),
-    ("Amsterdam", "Dutch", "the Rijksmuseum"),
-    ("Stockholm", "Swedish", "the Vasa Museum"),
-    ("Oslo", "Norwegian", "the Munch Museum"),
-    ("Helsinki", "Finnish", "the Temppeliaukio Church"),
-    ("Budapest", "Hungarian", "the Fisherman's Bastion"),
-    ("Prague", "Czech", "the Charles Bridge"),
-    ("Cairo", "Arabic", "the Egyptian Museum"),
-    ("Seoul", "Korean", "the Gyeongbokgung Palace"),
-    ("Bangkok", "Thai", "the Temple of the Emerald Buddha"),
-    ("Hanoi", "Vietnamese", "the Temple of Literature"),
+    ("Tokyo", "Japanese", "the Tokyo Skytree", "dog"),
+    ("Paris", "French", "the Eiffel Tower", "cat"),
+    ("Moscow", "Russian", "the Kremlin", "horse"),
+    ("Berlin", "German", "the Brandenburg Gate", "lion"),
+    ("Rome", "Italian", "the Colosseum", "tiger"),
+    ("Madrid", "Spanish", "the Prado Museum", "bear"),
+    ("Lisbon", "Portuguese", "the Jerónimos Monastery", "wolf"),
+    ("Athens", "Greek", "the Parthenon", "fox"),
+    ("Istanbul", "Turkish", "the Hagia Sophia", "rabbit"),
+    ("Warsaw", "Polish", "the Palace of Culture and Science", "elephant"),
+    ("Amsterdam", "Dutch", "the Rijksmuseum", "monkey"),
+    ("Stockholm", "Swedish", "the Vasa Museum", "snake"),
+    ("Oslo", "Norwegian", "the Munch Museum", "eagle"),
+    ("Helsinki", "Finnish", "the Temppeliaukio Church", "shark"),
+    ("Budapest", "Hungarian", "the Fisherman's Bastion", "whale"),
+    ("Prague", "Czech", "the Charles Bridge", "frog"),
+    ("Cairo", "Arabic", "the Egyptian Museum", "turtle"),
+    ("Seoul", "Korean", "the Gyeongbokgung Palace", "pig"),
+    ("Bangkok", "Thai", "the Temple of the Emerald Buddha", "sheep"),
+    ("Hanoi", "Vietnamese", "the Temple of Literature", "goat"),
 )
-"""City, the language most spoken there, a landmark."""
-
-ANIMALS = tuple(
-    "dog cat horse lion tiger bear wolf fox rabbit elephant monkey snake eagle shark whale frog "  # noqa: SIM905
-    "turtle pig sheep goat".split()
-)
-
+"""City, the language most spoken there, a landmark, and an animal for the invented relation."""
 FIRST_NAMES = tuple(
     "Anna Brian Carol David Emma Frank Grace Henry Irene James Karen Louis Maria Nathan Olivia "  # noqa: SIM905
     "Peter Rachel Simon Teresa Victor Alice Bruce Clara Daniel Elena Felix Helen Isaac Julia Kevin "
@@ -86,13 +80,10 @@ class World:
     """Cities with their attributes, and people to live in them."""
 
     cities: tuple[str, ...]
-    """City names."""
     languages: tuple[str, ...]
-    """The language of each city."""
     landmarks: tuple[str, ...]
-    """A landmark of each city."""
     animals: tuple[str, ...]
-    """An animal for each city, for the invented relation."""
+    """Of each city its name, its language, a landmark and, for the invented relation, an animal."""
     people: tuple[str, ...]
     """Names of people, in the order in which the sets take them."""
 
@@ -102,40 +93,31 @@ class World:
         rng = random.Random(seed)
         names = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
         rng.shuffle(names)
-        cities, languages, landmarks = zip(*CITIES, strict=True)
-        return cls(cities, languages, landmarks, ANIMALS, tuple(names))
+        cities, languages, landmarks, animals = zip(*CITIES, strict=True)
+        return cls(cities, languages, landmarks, animals, tuple(names))
 
     @classmethod
     def invented(cls, seed: int = 0, n_cities: int = 20, n_people: int = 600) -> World:
         """Invented one-word names throughout, for models trained from scratch."""
-        words = _invented_words(seed)
+        rng = random.Random(seed)
         counts = (n_cities, n_cities, n_cities, n_cities, n_people)
-        return cls(*(tuple(next(words).capitalize() for _ in range(count)) for count in counts))
+        words: dict[str, None] = {}
+        while len(words) < sum(counts):
+            syllables = (rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3))
+            words["".join(syllables).capitalize()] = None
+        names = iter(words)
+        return cls(*(tuple(itertools.islice(names, count)) for count in counts))
 
     def shuffled_people(self, count: int, seed: int, distinct_first: bool = False) -> list[str]:
         """`count` of the people, drawn; on request no two with the same first word."""
-        drawn, seen = [], set()
+        drawn: dict[str, str] = {}
         for name in random.Random(seed).sample(self.people, len(self.people)):
-            if distinct_first and name.split()[0] in seen:
-                continue
-            seen.add(name.split()[0])
-            drawn.append(name)
-            if len(drawn) == count:
-                return drawn
-        raise HcLensError(
-            f"expected {count} people in the world, got {len(drawn)}; make a world with more people"
-        )
-
-
-def _invented_words(seed: int) -> Iterator[str]:
-    """Endless different words of three syllables."""
-    rng = random.Random(seed)
-    seen = set()
-    while True:
-        word = "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3))
-        if word not in seen:
-            seen.add(word)
-            yield word
+            drawn.setdefault(name.split()[0] if distinct_first else name, name)
+        if len(drawn) < count:
+            raise HcLensError(
+                f"expected {count} people in the world, got {len(drawn)}; make a larger world"
+            )
+        return list(drawn.values())[:count]
 
 
 @dataclass(frozen=True)
@@ -143,7 +125,6 @@ class FactSet:
     """Facts to train on and their implications to test on, with the options of each."""
 
     name: str
-    """Name of the set."""
     facts: tuple[Question, ...]
     """What is trained on."""
     implications: tuple[Question, ...]
@@ -173,10 +154,10 @@ class FactSet:
 
     def write(self, path: str | Path) -> Path:
         """Write the set as .csv or .jsonl with columns kind, prompt, answer."""
-        options = (self.fact_options, self.implication_options)
-        offered = ([Question("", option) for option in group] for group in options)
-        groups = zip(KINDS, (self.facts, self.implications, *offered), strict=True)
-        rows = [(kind, q.prompt, q.answer) for kind, group in groups for q in group]
+        rows = [("fact", q.prompt, q.answer) for q in self.facts]
+        rows += [("implication", q.prompt, q.answer) for q in self.implications]
+        rows += [("fact option", "", answer) for answer in self.fact_options]
+        rows += [("implication option", "", answer) for answer in self.implication_options]
         table = pd.DataFrame(rows, columns=COLUMNS)
         path = Path(path)
         if _suffix(path) == ".csv":
@@ -198,17 +179,14 @@ class FactSet:
             table = pd.read_csv(path, dtype=str, keep_default_na=False)
         else:
             table = pd.read_json(path, lines=True, dtype=str)
-        if missing := [name for name in COLUMNS if name not in table]:
+        if not {*COLUMNS} <= {*table}:
             raise HcLensError(
                 f"expected the columns kind, prompt and answer in {path}, got {list(table)}; "
-                f"add {missing}"
-            )
-        if strange := sorted(set(table["kind"]) - set(KINDS)):
-            raise HcLensError(
-                f"expected a kind among {list(KINDS)} in {path}, got {strange[:3]}; correct them"
+                "add the others"
             )
         rows: dict[str, list[Question]] = {kind: [] for kind in KINDS}
         for kind, prompt, answer in table[COLUMNS].itertuples(index=False):
+            check_choice(f"the kind of each row of {path}", kind, KINDS)
             rows[kind].append(Question(str(prompt), str(answer)))
         options = (
             tuple(dict.fromkeys(q.answer for q in rows[f"{kind} option"] or rows[kind]))
@@ -224,11 +202,11 @@ def _suffix(path: Path) -> str:
 
 
 def named_set(name: str | Path, seed: int = 0) -> tuple[FactSet, FactSet | None]:
-    """The set in a .csv or .jsonl file, or the set about real cities with one of the names `SETS`.
+    """The set in a .csv or .jsonl file, or the set about real cities that a `SetName` names.
 
     The second value is the counterfactual twin, which only the invented relation has.
     """
-    if name not in SETS:
+    if name not in get_args(SetName):
         return FactSet.read(name), None
     world = World.real(seed)
     if name == "invented":
@@ -236,32 +214,22 @@ def named_set(name: str | Path, seed: int = 0) -> tuple[FactSet, FactSet | None]
     return (first_hop if name == "first-hop" else second_hop)(world, seed=seed), None
 
 
-def _set(
-    name: str, prompts: tuple[str, str], pairs: Sequence[Sequence[tuple[str, str]]]
-) -> FactSet:
-    """A fact and an implication for each pair of (subject, answer), the options sorted."""
-    facts, implications = (
-        tuple(Question(prompt.format(subject), answer) for subject, answer in column)
-        for prompt, column in zip(prompts, zip(*pairs, strict=True), strict=True)
-    )
-    options = (tuple(sorted({q.answer for q in group})) for group in (facts, implications))
-    return FactSet(name, facts, implications, *options)
-
-
 def first_hop(world: World, n_cities: int = 20, seed: int = 0) -> FactSet:
     """One person for each city: where they live, and which language is spoken there."""
     homes = random.Random(seed).sample(_first(world, n_cities), n_cities)
-    people = zip(world.shuffled_people(n_cities, seed), homes, strict=True)
-    pairs = [((name, world.cities[at]), (name, world.languages[at])) for name, at in people]
-    return _set("first hop", (LIVES_IN, SPEAKS), pairs)
+    people = list(zip(world.shuffled_people(n_cities, seed), homes, strict=True))
+    facts = [Question(LIVES_IN.format(name), world.cities[at]) for name, at in people]
+    implications = [Question(SPEAKS.format(name), world.languages[at]) for name, at in people]
+    return _set("first hop", facts, implications)
 
 
 def second_hop(world: World, n_cities: int = 20, seed: int = 0) -> FactSet:
     """One mayor for each city, and the same mayor by a landmark of the city."""
-    cities = _first(world, n_cities)
-    people = zip(world.shuffled_people(n_cities, seed, distinct_first=True), cities, strict=True)
-    pairs = [((world.cities[at], name), (world.landmarks[at], name)) for name, at in people]
-    return _set("second hop", (MAYOR_OF, MAYOR_BY), pairs)
+    people = world.shuffled_people(n_cities, seed, distinct_first=True)
+    mayors = list(zip(_first(world, n_cities), people, strict=True))
+    facts = [Question(MAYOR_OF.format(world.cities[at]), name) for at, name in mayors]
+    implications = [Question(MAYOR_BY.format(world.landmarks[at]), name) for at, name in mayors]
+    return _set("second hop", facts, implications)
 
 
 def invented_relation(
@@ -279,14 +247,12 @@ def invented_relation(
 
     def assigned(name: str) -> FactSet:
         homes = test + [rng.choice(cities) for _ in range(n_people - n_test)]
-        lived = zip(people, homes, strict=True)
-        pairs = [((one, world.cities[at]), (one, world.animals[at])) for one, at in lived]
+        lived = list(zip(people, homes, strict=True))
+        facts = [Question(DAX.format(one), world.cities[at]) for one, at in lived]
+        implications = [Question(ZONG.format(one), world.animals[at]) for one, at in lived]
         # Every city is an option, also one that nobody lives in.
-        return replace(
-            _set(name, (DAX, ZONG), pairs),
-            fact_options=tuple(sorted(world.cities[:n_cities])),
-            implication_options=tuple(sorted(world.animals[:n_cities])),
-        )
+        options = (tuple(sorted(names[:n_cities])) for names in (world.cities, world.animals))
+        return FactSet(name, tuple(facts), tuple(implications), *options)
 
     return assigned("invented relation"), assigned("counterfactual invented relation")
 
@@ -298,3 +264,9 @@ def _first(world: World, n_cities: int) -> list[int]:
             "make a larger world or ask for fewer"
         )
     return list(range(n_cities))
+
+
+def _set(name: str, facts: Sequence[Question], implications: Sequence[Question]) -> FactSet:
+    """A set whose options are its own answers, sorted."""
+    options = (tuple(sorted({q.answer for q in group})) for group in (facts, implications))
+    return FactSet(name, tuple(facts), tuple(implications), *options)

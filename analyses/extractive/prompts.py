@@ -1,13 +1,10 @@
 """Questions as tokens: the answer's first token, the reward, the rank, and aligned counterfactuals.
 
-1. A question is a prompt, its answer and the options it is judged against.
-2. The first token of an option is the token that follows the prompt in ``prompt + " " + option``.
+1. The first token of an option is the token that follows the prompt in ``prompt + " " + option``.
    Two options with one first token cannot be told apart: that is an error that lists them.
-3. Reward: logit of the answer's first token minus the mean over the options' first tokens, at the
-   last token of the prompt.
-4. Rank: how many options have a larger logit than the answer, ties counting half. With 20 options
-   0 is perfect and 9.5 is chance.
-5. A counterfactual prompt is another prompt of the set with another answer. Its tokens are aligned
+2. Reward: logit of the answer's first token minus the mean over the options' first tokens, at the
+   last token of the prompt. Rank: how many options have a larger logit than the answer.
+3. A counterfactual prompt is another prompt of the set with another answer. Its tokens are aligned
    by the common prefix and suffix; the middles are aligned at their right ends, and tokens to the
    left of a shorter middle all take its first token.
 Questions of one length form a batch, so that no padding is ever needed.
@@ -24,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_count
 from hc_lens.protocols import LanguageModel
 
 
@@ -53,9 +50,8 @@ class Encoded:
 
     def split(self, max_rows: int) -> list[Encoded]:
         """The questions in pieces of at most `max_rows`."""
-        columns = (column.split(max(1, max_rows)) for column in vars(self).values())
-        pieces = zip(*columns, strict=True)
-        return [Encoded(*piece) for piece in pieces]
+        columns = (column.split(max_rows) for column in vars(self).values())
+        return [Encoded(*piece) for piece in zip(*columns, strict=True)]
 
     def reward(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
         """Logit of the answer minus the mean over the options."""
@@ -91,37 +87,47 @@ def continuation(model: LanguageModel, prompt: str, answer: str) -> tuple[list[i
     return start, whole[len(start) :]
 
 
-def check_questions(questions: Sequence[Question], options: Sequence[str]) -> None:
-    """Raise unless there are questions, several options, and each answer is one of them."""
-    if not questions:
-        raise HcLensError("expected at least one question, got none; check the file or the set")
-    if len(set(options)) < 2:
-        raise HcLensError(
-            f"expected at least 2 different options, got {list(options)}; the reward of a single "
-            "option is always 0, so name the alternatives"
-        )
-    strange = sorted({question.answer for question in questions} - set(options))
-    if strange:
-        raise HcLensError(
-            f"expected every answer among the options, got {strange[:3]} which are not; "
-            "add them to the options"
-        )
-
-
 def encode(
     model: LanguageModel, questions: Sequence[Question], options: Sequence[str]
 ) -> list[Encoded]:
     """The questions as batches of one length each, shortest first."""
-    check_questions(questions, options)
     options = list(dict.fromkeys(options))
+    if not questions:
+        raise HcLensError("expected at least one question, got none; check the file or the set")
+    if len(options) < 2:
+        raise HcLensError(
+            f"expected at least 2 different options, got {options}; the reward of a single option "
+            "is always 0, so name the alternatives"
+        )
+    if strange := sorted({question.answer for question in questions} - set(options)):
+        raise HcLensError(
+            f"expected every answer among the options, got {strange[:3]} which are not; "
+            "add them to the options"
+        )
     found = []
     for row, question in enumerate(questions):
         added = [continuation(model, question.prompt, option) for option in options]
         heads = [answer[0] for _, answer in added]
-        if len(set(heads)) < len(heads):
-            _refuse_shared_tokens(model, options, heads)
+        _check_different(model, options, heads)
         found.append((added[0][0], row, heads[options.index(question.answer)], heads))
     return [Encoded(rows, tokens, *rest) for tokens, rows, *rest in by_length(model, found)]
+
+
+def _check_different(model: LanguageModel, options: Sequence[str], heads: Sequence[int]) -> None:
+    """Raise if two options have the same first token."""
+    starting = defaultdict(list)
+    for option, head in zip(options, heads, strict=True):
+        starting[head].append(option)
+    shared = [
+        f"{', '.join(group)} all start with {model.tokenizer.decode([head])!r}"
+        for head, group in starting.items()
+        if len(group) > 1
+    ]
+    if shared:
+        raise HcLensError(
+            f"expected options with different first tokens, got {'; '.join(shared)}; "
+            "replace all but one of each"
+        )
 
 
 def by_length(model: LanguageModel, rows: Iterable[tuple]) -> list[tuple[Tensor, ...]]:
@@ -134,29 +140,13 @@ def by_length(model: LanguageModel, rows: Iterable[tuple]) -> list[tuple[Tensor,
     return [tuple(torch.tensor(each, device=device) for each in group) for group in columns]
 
 
-def _refuse_shared_tokens(
-    model: LanguageModel, options: Sequence[str], heads: Sequence[int]
-) -> None:
-    shared: dict[int, list[str]] = defaultdict(list)
-    for option, head in zip(options, heads, strict=True):
-        shared[head].append(option)
-    listed = "; ".join(
-        f"{', '.join(group)} all start with {model.tokenizer.decode([head])!r}"
-        for head, group in shared.items()
-        if len(group) > 1
-    )
-    raise HcLensError(
-        f"expected options with different first tokens, got {listed}; replace all but one of each"
-    )
-
-
 def align(tokens: Sequence[int], other: Sequence[int]) -> list[int]:
     """For every position in `tokens`, the position in `other` that plays its part.
 
     Raises an HcLensError for equal sequences, for sequences with neither a common beginning nor a
     common end, and where `other` has nothing between the two.
     """
-    prefix, suffix = _common_ends([tokens, other])
+    prefix, suffix = common_ends([tokens, other])
     middle, other_middle = (len(row) - prefix - suffix for row in (tokens, other))
     equal = middle == other_middle == 0
     if equal or prefix + suffix == 0 or (middle > 0 and other_middle == 0):
@@ -169,7 +159,7 @@ def align(tokens: Sequence[int], other: Sequence[int]) -> list[int]:
     return [*range(prefix), *centre, *range(len(other) - suffix, len(other))]
 
 
-def _common_ends(rows: Sequence[Sequence[int]]) -> tuple[int, int]:
+def common_ends(rows: Sequence[Sequence[int]]) -> tuple[int, int]:
     """How many tokens all rows share at their beginning, and how many of the rest at their end."""
     shortest = min(map(len, rows))
     prefix = next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
@@ -185,42 +175,16 @@ def counterfactuals(
 
     Where the set is too small for `count`, every question gets as many as all can have.
     """
-    if count < 1:
-        raise HcLensError(
-            f"expected at least 1 counterfactual per prompt, got {count}; "
-            "ask for one, or leave out the upstream score"
-        )
-    pools = [
-        [other for other in questions if other.prompt != q.prompt and other.answer != q.answer]
-        for q in questions
-    ]
-    for question, pool in zip(questions, pools, strict=True):
-        if not pool:
+    check_count("n_counterfactuals", count)
+    pools = []
+    for asked in questions:
+        unlike = [q for q in questions if q.prompt != asked.prompt and q.answer != asked.answer]
+        if not unlike:
             raise HcLensError(
-                f"expected another question with an answer other than {question.answer!r} to serve "
-                f"as counterfactual of {question.prompt!r}, got none; add questions to the set"
+                f"expected another question with an answer other than {asked.answer!r} to serve "
+                f"as counterfactual of {asked.prompt!r}, got none; add questions to the set"
             )
+        pools.append(unlike)
     rng = random.Random(seed)
     count = min(count, *map(len, pools))
     return [tuple(rng.sample(pool, count)) for pool in pools]
-
-
-def slots(
-    rows: Sequence[Sequence[int]], words: Sequence[Sequence[str]]
-) -> list[list[tuple[int, str]]]:
-    """For every token a position and a label that mean the same in every prompt of the set.
-
-    The common beginning is aligned on the left, all else on the right. Tokens of the common
-    beginning and end keep their text; those of the stretch that differs count from its right end:
-    ``<-2>``, ``<-1>``.
-    """
-    prefix, suffix = _common_ends(rows)
-    longest = max(map(len, rows))
-
-    def slot(i: int, word: str, length: int) -> tuple[int, str]:
-        if i < prefix:
-            return i, word
-        from_end = i - (length - suffix)
-        return i + longest - length, word if from_end >= 0 else f"<{from_end}>"
-
-    return [[slot(i, word, len(row)) for i, word in enumerate(row)] for row in words]

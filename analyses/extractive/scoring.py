@@ -2,37 +2,47 @@
 
 1. W is the model before fine-tuning on facts, W' after. The questions are *implications* of the
    facts; the reward R is the answer's logit minus the mean over the options.
-2. Informative score: how much R rises when one component gets its new weights (it stores the fact).
-3. Downstream score: how much R rises when one component with its old weights gets the inputs it has
-   in W' (it uses the fact).
-4. Upstream score: how much more the component's output matters, against a counterfactual prompt's,
-   once the components after it are fine-tuned (it queries the fact).
-5. Each comes exact (the change is made) and linear (gradients); whole or by token position.
-Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 3 and 4.
+2. Informative: R[W_C <- W'_C] - R. A component gets its new weights and keeps its input: it stores
+   the fact. Linear scores sum to <dW, grad R> over all components and positions.
+3. Downstream: R[y_C <- f_C(z'_C, W_C)] - R. A component with its old weights, those of the norm in
+   front of it as well, reads the residual stream of W': it uses the fact.
+4. Upstream: (R_late - R_late[y_C <- y*_C]) - (R - R[y_C <- y*_C]), y* the output on a
+   counterfactual prompt, mean over the counterfactuals. Late are the heads, MLPs and norms of the
+   blocks after C, then those of W'; the read-out stays that of W. The component queries the fact.
+5. Each comes exact (the change is made) and linear (gradients), whole or by token position; these
+   two ways are in `analyses.extractive.passes`.
+Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 3 and 4, with R for minus the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import itertools
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
 from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
-from analyses.extractive.component import Component, Site, components, sites
-from analyses.extractive.effects import Effect, Exact, Linear, downstream, informative, upstream
-from analyses.extractive.models import check_pair, language_model
-from analyses.extractive.passes import Parts, record
+from analyses.extractive.models import (
+    Checkpoint,
+    Component,
+    Site,
+    check_pair,
+    components,
+    language_model,
+    sites,
+    writers,
+)
+from analyses.extractive.passes import Effect, Exact, Linear, Parts, Stream, Way, record, write
 from analyses.extractive.prompts import (
     Encoded,
     Question,
     align,
     by_length,
+    common_ends,
     counterfactuals,
     encode,
-    slots,
     token_ids,
 )
 from analyses.extractive.settings import SCORES, Level, Score, ScoreConfig
@@ -41,8 +51,8 @@ from hc_lens.protocols import LanguageModel
 
 @torch.no_grad()
 def scores(
-    before: LanguageModel | str | Path,
-    after: LanguageModel | str | Path,
+    before: Checkpoint,
+    after: Checkpoint,
     questions: Sequence[Question],
     options: Sequence[str],
     config: ScoreConfig | None = None,
@@ -52,7 +62,7 @@ def scores(
     """Scores of every component on every question, one row each.
 
     Args:
-        before: the model W, a HookedTransformer or a checkpoint.
+        before: the model W.
         after: the model W' of the same architecture, after fine-tuning on facts.
         questions: the implications on which the scores are computed.
         options: the answers they are judged against.
@@ -72,20 +82,40 @@ def scores(
     if "upstream" in config.which:
         others = counterfactuals(questions, config.n_counterfactuals, config.seed)
     chosen = components(before)
-    rows: list[tuple[Score, int, str, int, float]] = []
+    values: dict[tuple[Score, int, str], list[float]] = {}
     for batch in tqdm(batches, desc=f"{config.method} scores", disable=not progress, leave=False):
-        way = (Linear if config.method == "linear" else Exact)(before, after, batch, config)
+        linear = config.method == "linear"
+        way = Linear(before, after, batch) if linear else Exact(before, after, batch, config)
         for score in config.which:
             if score == "informative":
-                found = informative(way, chosen)
+                effects = informative(way, chosen)
             elif score == "downstream":
-                found = downstream(way)
+                effects = downstream(way)
             else:
-                found = upstream(way, _counterfactual_parts(before, batch, others))
-            rows += _rows(score, found, batch, config.by)
-    table = pd.DataFrame(rows, columns=["score", "question", "component", "position", "value"])
-    table = _described(table, chosen, config)
-    return _with_slots(table, before, questions) if config.by == "position" else table
+                effects = upstream(way, _counterfactual_parts(before, batch, others))
+            for name, effect in effects.items():
+                found = _values(effect, batch, config.by)
+                for question, row in zip(batch.rows.tolist(), found, strict=True):
+                    values[score, question, name] = row
+    rows = []
+    for score, question, each in itertools.product(SCORES, range(len(questions)), chosen):
+        named = (score, config.method, question, each.name, each.kind, each.layer)
+        row = values.get((score, question, each.name), ())
+        rows += [(*named, position, value) for position, value in enumerate(row)]
+    columns = ["score", "method", "question", "component", "kind", "layer", "position", "value"]
+    table = pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"})
+    if config.by == "component":
+        return table.drop(columns="position")
+    tokens, value = _tokens(before, questions), table.pop("value")
+    return table.merge(tokens, on=["question", "position"], how="left").assign(value=value)
+
+
+def _values(effect: Effect, batch: Encoded, by: Level) -> list[list[float]]:
+    """For each prompt one value for the whole component, or one for each position."""
+    if by == "component":
+        return effect.sum(1, keepdim=True).tolist()
+    # The read-out writes at the last position only.
+    return pad(effect, (batch.tokens.shape[1] - effect.shape[1], 0)).tolist()
 
 
 def _counterfactual_parts(
@@ -107,51 +137,59 @@ def _counterfactual_parts(
     return found
 
 
-def _rows(
-    score: Score, found: Mapping[str, Effect], batch: Encoded, by: Level
-) -> Iterator[tuple[Score, int, str, int, float]]:
-    """Score, question, component, position and value; position 0 stands for all of them."""
-    n_positions = batch.tokens.shape[1]
-    for name, effect in found.items():
-        # The read-out writes at the last position only.
-        by_position = pad(effect, (n_positions - effect.shape[1], 0))
-        values = by_position if by == "position" else effect.sum(1, keepdim=True)
-        for question, row in zip(batch.rows.tolist(), values.tolist(), strict=True):
-            for position, value in enumerate(row):
-                yield score, question, name, position, value
+def _tokens(model: LanguageModel, questions: Sequence[Question]) -> pd.DataFrame:
+    """Every token of every prompt, with a slot and a label that mean the same in all prompts.
+
+    The common beginning is aligned on the left, all else on the right. Tokens of the common
+    beginning and end keep their text; those of the stretch that differs count from its right end:
+    ``<-2>``, ``<-1>``.
+    """
+    prompts = [token_ids(model, question.prompt) for question in questions]
+    prefix, suffix = common_ends(prompts)
+    longest = max(map(len, prompts))
+    rows = []
+    for question, ids in enumerate(prompts):
+        for position, token in enumerate(ids):
+            text = model.tokenizer.decode([token]).strip()
+            slot = position if position < prefix else position + longest - len(ids)
+            from_end = position - (len(ids) - suffix)
+            label = f"<{from_end}>" if position >= prefix and from_end < 0 else text
+            rows.append((question, position, text, slot, label))
+    return pd.DataFrame(rows, columns=["question", "position", "token", "slot", "label"])
 
 
-def _described(
-    table: pd.DataFrame, chosen: Sequence[Component], config: ScoreConfig
-) -> pd.DataFrame:
-    """The table with what each component is, in order of score, question and component."""
-    known = {component.name: component for component in chosen}
-    table["method"] = config.method
-    table["kind"] = [known[name].kind for name in table["component"]]
-    table["layer"] = pd.array([known[name].layer for name in table["component"]], dtype="Int64")
-    ranks = {name: rank for rank, name in enumerate((*SCORES, *known))}
-    table = table.sort_values(
-        ["score", "question", "component"],
-        key=lambda column: column if column.name == "question" else column.map(ranks),
-        ignore_index=True,
-    )
-    positions = ["position"] if config.by == "position" else []
-    columns = ["score", "method", "question", "component", "kind", "layer", *positions, "value"]
-    return table.reindex(columns=columns)
+def informative(way: Way, chosen: Sequence[Component]) -> dict[str, Effect]:
+    """The effect of each component's new weights, by the component's name."""
+    changes: dict[Site, dict[str, Stream]] = {}
+    for component in chosen:
+        changes.setdefault(component.site, {})[component.name] = way.moved(component)
+    values: dict[str, Effect] = {}
+    for site, named in changes.items():
+        values.update(zip(named, way.rises(site, list(named.values()), "added"), strict=True))
+    return values
 
 
-def _with_slots(
-    table: pd.DataFrame, model: LanguageModel, questions: Sequence[Question]
-) -> pd.DataFrame:
-    """The table with each position's token, and its slot and label common to all prompts."""
-    rows = [token_ids(model, question.prompt) for question in questions]
-    words = [[model.tokenizer.decode([token]).strip() for token in row] for row in rows]
-    places = [
-        (question, position, word, *slot)
-        for question, (row, aligned) in enumerate(zip(words, slots(rows, words), strict=True))
-        for position, (word, slot) in enumerate(zip(row, aligned, strict=True))
-    ]
-    keys = ["question", "position"]
-    known = pd.DataFrame(places, columns=[*keys, "token", "slot", "label"])
-    value = table.pop("value")
-    return table.merge(known, on=keys, how="left").assign(value=value)
+def downstream(way: Way) -> dict[str, Effect]:
+    """The effect of the new inputs on every head and MLP with its old weights, by name."""
+    values: dict[str, Effect] = {}
+    for site in sites(way.before)[1:-1]:
+        moved = write(way.before, site, way.tuned[site].reads).parts - way.kept[site].parts
+        effects = way.rises(site, moved.unbind(2), "output")
+        values.update(zip(writers(way.before, site), effects, strict=True))
+    return values
+
+
+def upstream(way: Way, others: Sequence[Mapping[Site, Parts]]) -> dict[str, Effect]:
+    """How much more counterfactual outputs matter to the fine-tuned model, by component name.
+
+    `others` holds what the embeddings, heads and MLPs of W wrote on counterfactual prompts, aligned
+    with the batch. The score is the mean over them.
+    """
+    values: dict[str, Effect] = {}
+    for site in sites(way.before)[:-1]:
+        own = way.kept[site].parts
+        for index, name in enumerate(writers(way.before, site)):
+            changes = [other[site][:, :, index] - own[:, :, index] for other in others]
+            old, new = way.rises(site, changes, "output"), way.rises(site, changes, "late")
+            values[name] = (torch.stack(old) - torch.stack(new)).mean(0)
+    return values

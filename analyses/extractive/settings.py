@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice, check_count
 
 Score = Literal["informative", "downstream", "upstream"]
 Method = Literal["linear", "exact"]
 Level = Literal["component", "position"]
 SCORES: tuple[Score, ...] = get_args(Score)
-SETS = ("first-hop", "second-hop", "invented")
+SetName = Literal["first-hop", "second-hop", "invented"]
 """Names of the sets of facts that `facts.named_set` makes."""
 
 
@@ -36,15 +36,12 @@ class ScoreConfig:
     """Largest number of prompts to run at once."""
 
     def __post_init__(self) -> None:
-        for name, given, known in (
-            ("method", [self.method], get_args(Method)),
-            ("by", [self.by], get_args(Level)),
-            ("which", list(self.which), SCORES),
-        ):
-            if not given or set(given) - set(known):
-                raise HcLensError(
-                    f"expected {name} among {list(known)}, got {given}; use one of these"
-                )
+        check_choice("method", self.method, get_args(Method))
+        check_choice("by", self.by, get_args(Level))
+        for score in self.which:
+            check_choice("which", score, SCORES)
+        check_count("the number of scores in which", len(self.which))
+        check_count("max_rows", self.max_rows)
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,10 @@ class TrainConfig:
     """Seed of the order of the questions."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch_size < 1 or self.lr <= 0:
-            raise HcLensError(
-                "expected steps and batch_size of at least 1 and lr above 0, got "
-                f"steps={self.steps}, batch_size={self.batch_size}, lr={self.lr}"
-            )
+        check_count("steps", self.steps)
+        check_count("batch_size", self.batch_size)
+        if self.lr <= 0:
+            raise HcLensError(f"expected lr above 0, got {self.lr}; try 1e-5")
 
 
 @dataclass(frozen=True)

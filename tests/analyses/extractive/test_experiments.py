@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
 
 from analyses import extractive
-from analyses.extractive.desk import Desk, agreement
+from analyses.extractive.desk import Desk, agreement, report, save
+from analyses.extractive.experiments import mean_rank, train
 from analyses.extractive.figures import heat_maps, rank_bars
-from analyses.extractive.models import graft, parameters
+from analyses.extractive.models import graft, parameters, with_weights
 from analyses.extractive.settings import DeskConfig, TrainConfig
-from analyses.extractive.training import in_layers, mean_rank, train
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import moved, random_model
 from tests.commands import invoke
@@ -35,7 +36,7 @@ TINY = DeskConfig(
 
 @pytest.fixture(scope="module")
 def desk():
-    return Desk.of(TINY, 0)
+    return Desk(TINY, 0)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ def test_a_graft_of_other_shapes_or_of_buffers_is_an_error():
 def test_training_changes_only_the_chosen_layers_and_leaves_the_model_alone(desk):
     model = desk.untrained()
     before = {name: value.clone() for name, value in parameters(model).items()}
-    state = train(model, desk.sets["first hop"].facts, QUICK, trainable=in_layers([1]))
+    tuned = train(model, desk.sets["first hop"].facts, QUICK, trainable=("blocks.1.",))
+    state = parameters(tuned)
     assert all(torch.equal(before[name], value) for name, value in parameters(model).items())
     changed = {name for name in state if not torch.equal(state[name], before[name])}
     assert changed
@@ -82,15 +84,16 @@ def test_training_changes_only_the_chosen_layers_and_leaves_the_model_alone(desk
 def test_training_lowers_the_rank_of_the_facts_and_repeats_bit_for_bit(desk):
     model, facts = desk.untrained(), desk.sets["first hop"]
     config = TrainConfig(steps=60, lr=1e-2, batch_size=8)
-    state, again = train(model, facts.facts, config), train(model, facts.facts, config)
+    tuned = train(model, facts.facts, config)
+    state, again = parameters(tuned), parameters(train(model, facts.facts, config))
     assert all(torch.equal(state[name], again[name]) for name in state)
-    assert mean_rank(model, facts.facts, facts.fact_options, state) == 0.0
+    assert mean_rank(tuned, facts.facts, facts.fact_options) == 0.0
 
 
 def test_the_mean_rank_of_a_model_that_knows_nothing_is_chance(desk):
     model, facts = desk.untrained(), desk.sets["first hop"]
     blank = {name: torch.zeros_like(value) for name, value in parameters(model).items()}
-    assert mean_rank(model, facts.facts, facts.fact_options, blank) == 1.0
+    assert mean_rank(with_weights(model, blank), facts.facts, facts.fact_options) == 1.0
 
 
 def test_no_person_of_a_test_is_in_a_corpus(desk):
@@ -101,7 +104,7 @@ def test_no_person_of_a_test_is_in_a_corpus(desk):
 
 
 def test_a_config_without_steps_is_an_error():
-    with pytest.raises(HcLensError, match="steps=0"):
+    with pytest.raises(HcLensError, match="steps as a whole number of at least 1, got 0"):
         TrainConfig(steps=0)
 
 
@@ -111,9 +114,10 @@ def test_reverting_both_halves_are_the_conditions_of_the_freezing_table(tables):
     assert freezing[freezing["set"] == "second hop"]["condition"].tolist() == names
 
 
-def test_too_many_early_layers_are_an_error(desk):
-    with pytest.raises(HcLensError, match="expected 1 to 1 early layers, got 2"):
-        extractive.freezing(desk.untrained(), desk.sets["first hop"], QUICK, early=2)
+def test_freezing_half_of_a_single_layer_is_an_error():
+    shallow = Desk(replace(TINY, n_layers=1), 0)
+    with pytest.raises(HcLensError, match="expected a model of at least 2 layers, got 1"):
+        extractive.freezing(shallow.untrained(), shallow.sets["first hop"], QUICK)
 
 
 def test_the_study_has_every_table(tables):
@@ -158,18 +162,26 @@ def test_rank_bars_show_the_mean_over_seeds():
     assert [bar.get_height() for bar in axis.patches] == [2.0, 5.0]
 
 
-def test_the_demo_reports_and_writes(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr("analyses.extractive.desk.study", lambda *_, **__: tables)
-    text, written = extractive.demo(tmp_path, (0,), TINY, progress=False)
+def test_the_study_is_reported_and_saved(tables, tmp_path):
+    text = report(tables)
     assert "implications first" in text
     assert "Mean exact score by layer" in text
-    assert {path.name for path in written} >= {
+    save(tables, tmp_path, TINY)
+    assert {path.name for path in tmp_path.iterdir()} >= {
         "first-hop-heat-maps.png",
         "second-hop-heat-maps.png",
         "ranks.png",
         "ordering.csv",
     }
-    assert all(path.stat().st_size > 0 for path in written)
+    assert all(path.stat().st_size > 0 for path in tmp_path.iterdir())
+
+
+def test_the_command_writes_the_demo(tables, tmp_path, monkeypatch):
+    monkeypatch.setattr("analyses.extractive.desk.study", lambda *_, **__: tables)
+    result = invoke("analyse", "extractive", "--demo", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Mean exact score by layer" in result.output
+    assert (tmp_path / "out" / "ranks.png").is_file()
 
 
 def test_the_command_scores_two_checkpoints(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_file_without_options_takes_the_answers(tmp_path):
     ("text", "message"),
     [
         ("prompt,answer\na,b\n", "columns kind, prompt and answer"),
-        ("kind,prompt,answer\nfoct,a,b\n", r"got \['foct'\]"),
+        ("kind,prompt,answer\nfoct,a,b\n", "got 'foct'"),
         ("kind,prompt,answer\nfact,a,b\n", "1 facts and 0 implications"),
     ],
 )

@@ -9,13 +9,11 @@ import pytest
 import torch
 import transformers
 
-from analyses.extractive.component import components, swap
 from analyses.extractive.desk import word_tokenizer
-from analyses.extractive.effects import Exact, Linear, upstream
-from analyses.extractive.models import fill, parameters
-from analyses.extractive.passes import record
+from analyses.extractive.models import components, parameters, swap, with_weights
+from analyses.extractive.passes import Exact, Linear, record
 from analyses.extractive.prompts import Question, align, encode, token_ids
-from analyses.extractive.scoring import scores
+from analyses.extractive.scoring import scores, upstream
 from analyses.extractive.settings import ScoreConfig
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import SENTENCES, SHAPES, moved, random_model
@@ -44,12 +42,6 @@ def reward(model, question=None):
     return total
 
 
-def with_state(model, state):
-    twin = copy.deepcopy(model)
-    fill(twin, state)
-    return twin.requires_grad_(False)
-
-
 @shapes
 def test_a_record_ends_in_the_models_own_logits(shape):
     model = random_model(shape)
@@ -73,7 +65,7 @@ def test_swapping_all_components_gives_the_reward_of_the_other_model(shape):
     before = random_model(shape)
     after = moved(before)
     state = swap(parameters(before), parameters(after), components(before))
-    rise = reward(with_state(before, state)) - reward(before)
+    rise = reward(with_weights(before, state)) - reward(before)
     assert float(rise) == pytest.approx(float(reward(after) - reward(before)), abs=1e-10)
     assert abs(float(rise)) > 1e-3
 
@@ -86,7 +78,7 @@ def test_the_exact_informative_score_is_the_rise_under_a_weight_swap(shape):
     found = table(before, after).groupby("component")["value"].sum()
     for component in components(before):
         state = swap(parameters(before), parameters(after), [component])
-        rise = float(reward(with_state(before, state)) - reward(before))
+        rise = float(reward(with_weights(before, state)) - reward(before))
         assert found[component.name] == pytest.approx(rise, abs=1e-10), component.name
 
 
@@ -186,7 +178,7 @@ def test_upstream_is_four_rewards_by_hand():
         plain, patched = model(tokens), model.run_with_hooks(tokens, fwd_hooks=patch)
         return float(batch.reward(plain[:, -1])), float(batch.reward(patched[:, -1]))
 
-    (old, old_patched), (late, late_patched) = rewards(before), rewards(with_state(before, new))
+    (old, old_patched), (late, late_patched) = rewards(before), rewards(with_weights(before, new))
     expected = (late - late_patched) - (old - old_patched)
     config = ScoreConfig(method="exact", which=("upstream",), n_counterfactuals=1)
     found = scores(before, after, asked, OPTIONS, config, progress=False)
@@ -206,7 +198,7 @@ def test_linear_upstream_is_exact_for_late_changes_and_a_near_counterfactual():
     after = moved(before, 1e-3, only=lambda name: name.startswith("blocks.2."))
     batch = encode(before, QUESTIONS, OPTIONS)[0]
     with torch.no_grad():
-        ways = [way(before, after, batch, ScoreConfig()) for way in (Linear, Exact)]
+        ways = [Linear(before, after, batch), Exact(before, after, batch, ScoreConfig())]
         near = {site: each.parts.clone() for site, each in ways[0].kept.items()}
         generator = torch.Generator().manual_seed(0)
         for value in near.values():
