@@ -1,13 +1,4 @@
-"""Statistics that several analyses share.
-
-1. `bootstrap_means`: the bootstrap for rows that are all at hand (Efron 1979). Every resample draws
-   as many rows as there are, with replacement.
-2. `poisson_weights`: the bootstrap for rows that stream past. Each row is drawn Poisson(1) times in
-   each replicate, from a stream of its own, so that neither the batches nor the number of rows
-   matter.
-3. `holm` corrects p-values for the number of tests (Holm 1979).
-4. `rank_correlation` is Spearman's, which does not exist if one side is constant.
-"""
+"""Statistics that several analyses share: rank correlation, two bootstraps, Holm's correction."""
 
 from __future__ import annotations
 
@@ -47,7 +38,10 @@ def rank_correlation(
 def bootstrap_means(
     values: Float[np.ndarray, "series rows"], n_resamples: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "resamples series"]:
-    """Means over rows drawn with replacement, the same draws for every series."""
+    """The means of bootstrap resamples, for rows that are all at hand (Efron 1979).
+
+    Every resample draws as many rows as there are, with replacement, the same for every series.
+    """
     n = values.shape[1]
     means, block = [], max(1, BLOCK // n)
     for first in range(0, n_resamples, block):
@@ -59,13 +53,16 @@ def bootstrap_means(
 def poisson_weights(
     rows: Iterable[int], n_replicates: int, seed: int
 ) -> Int[np.ndarray, "rows replicates"]:
-    """How often each row is drawn in each replicate; it depends on nothing but row and seed."""
+    """How often each row is drawn in each replicate of a bootstrap, for rows that stream past.
+
+    It is Poisson(1), from a stream of the row's own: neither the batches nor other rows matter.
+    """
     draws = [np.random.default_rng([seed, row]).poisson(1.0, n_replicates) for row in rows]
     return np.stack(draws)
 
 
 def holm(p: Float[np.ndarray, "tests"]) -> Float[np.ndarray, "tests"]:
-    """Holm's step-down correction of p-values."""
+    """Holm's step-down correction of p-values for the number of tests (Holm 1979)."""
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
     corrected = np.empty_like(p)

@@ -1,10 +1,6 @@
 """How the figures of all analyses look.
 
-1. One palette, which colour-blind readers can tell apart (Okabe and Ito 2008).
-2. `panels` makes a matplotlib Figure of its own, with axes without a frame at the top and on the
-   right. Nothing appears on the screen, and matplotlib's global state is neither read nor changed.
-3. `legend` stands outside the axes. `error_bars` draws intervals. `percent_axis` is for shares that
-   are drawn in percent.
+Nothing appears on the screen, and matplotlib's global state is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY)
-"""Okabe and Ito's palette."""
+"""A palette that colour-blind readers can tell apart (Okabe and Ito 2008)."""
 LINES = tuple(colour for colour in COLOURS if colour != YELLOW)
 """The colours for lines: yellow is too faint on white."""
 PALE = "#F5B26B"
@@ -30,7 +26,10 @@ PALE = "#F5B26B"
 def panels(
     size: tuple[float, float], rows: int = 1, columns: int = 1, **settings: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, row by row; `settings` are those of ``Figure.subplots``."""
+    """A figure and its axes, row by row, without a frame at the top and on the right.
+
+    `settings` are those of ``Figure.subplots``.
+    """
     drawing = Figure(figsize=size, layout="constrained")
     grid = drawing.subplots(rows, columns, squeeze=False, **settings).flatten().tolist()
     for axes in grid:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -60,17 +60,6 @@ def with_full(table: object, full: object) -> pd.DataFrame:
     return joined
 
 
-def in_order(table: pd.DataFrame, checkpoints: Iterable[Any], *then: str) -> pd.DataFrame:
-    """The rows by checkpoint, in the order given, then by some columns; ties keep their order."""
-    rank = {name: number for number, name in enumerate(dict.fromkeys(checkpoints))}
-    return table.sort_values(
-        ["checkpoint", *then],
-        key=lambda column: column.map(rank) if column.name == "checkpoint" else column,
-        kind="stable",
-        ignore_index=True,
-    )
-
-
 def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
     names = [*keys, "accuracy"]
     if not isinstance(table, pd.DataFrame):
@@ -82,20 +71,13 @@ def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
     if missing:
         raise HcLensError(
             f"expected the columns {', '.join(names)} in the table of {what}, missing "
-            f"{', '.join(missing)} (it has {', '.join(map(str, table.columns))}); rename or add "
-            "them"
+            f"{', '.join(missing)} (it has {', '.join(map(str, table.columns))}); add them"
         )
     if table.empty:
         raise HcLensError(f"expected rows in the table of {what}, got none; is the sweep done?")
     for column in ("sparsity", "accuracy"):
         if column in names:
             _check_fractions(table[column], f"column {column} of the table of {what}")
-    unknown = table["sparsity"].isna().to_numpy().sum() if "sparsity" in names else 0
-    if unknown:
-        raise HcLensError(
-            f"expected a sparsity in every row of the table of {what}, got {unknown} rows without; "
-            "drop them, or fill them in"
-        )
     twice = table.loc[table.duplicated(keys, keep=False)]
     if len(twice):
         cell = ", ".join(f"{key} {twice[key].iloc[0]}" for key in keys)
@@ -112,9 +94,11 @@ def _check_fractions(values: pd.Series, where: str) -> None:
             f"expected numbers in the {where}, got {values.iloc[0]!r}; convert them, such as "
             f"table['{values.name}'].astype(float)"
         )
-    outside = values.loc[(values < 0) | (values > 1)]
+    # An accuracy may be missing: the run was not measured there.
+    known = values.dropna() if values.name == "accuracy" else values
+    outside = known.loc[~known.between(0, 1)]
     if len(outside):
         raise HcLensError(
-            f"expected the {where} as fractions between 0 and 1, got {outside.iloc[0]}; divide "
-            "percents by 100"
+            f"expected the {where} as fractions between 0 and 1 in every row, got "
+            f"{outside.iloc[0]}; divide percents by 100, and drop rows without a number"
         )

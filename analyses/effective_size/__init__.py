@@ -5,35 +5,77 @@ Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
 1. A run's accuracy on a target: *id* is the mean over the cases of the in-domain dataset, *ood*
    that over the cases of the other (or over some of them), *mix* the mean of the two.
 2. A sparsity passes if the accuracy there is within `margin` of the full model's, on either side.
-3. The effective size is ``100 * (1 - s)`` with s the largest sparsity of the grid that passes.
+3. The effective size is ``100 * (1 - s)`` with s the largest sparsity of the grid that passes. The
+   grid is every sparsity and every seed of the table.
 4. Seeds: the paper averages the accuracy over seeds and compares once (``"seeds-first"``). With
    ``"seeds-last"`` each seed is compared on its own, and the sizes are averaged. The first asks
    about the typical subnetwork, where a good seed makes up for a bad one; the second gives every
    seed its own size and shows how far they lie apart.
-5. Flags say when the number is not what it seems: the grid's largest sparsity passes (*ceiling*),
-   no sparsity passes, the full model does no better than chance (*floor*: then a subnetwork that
-   knows nothing is faithful), runs are missing, a larger sparsity passes though a smaller fails.
+5. Flags say when the number is not what it seems: a model at its *floor*, for one, does no better
+   than chance, and then a subnetwork that knows nothing is faithful.
 
-It reads any DataFrame of checkpoint, sparsity, seed, dataset, case and accuracy: that of a sweep,
-or one made elsewhere.
+It reads any tables of runs and full models as in `analyses.tables`: those of a sweep, or others.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
-from analyses.effective_size.config import SizeConfig
-from analyses.tables import FullModels, full_table, in_order, run_table, with_full
-from hc_lens.errors import check_choice
+from analyses.tables import RUN, FullModels, full_table, run_table, with_full
+from hc_lens.errors import HcLensError, check_choice
 
-__all__ = ["SizeConfig", "compare", "effective_size"]
-
+Average = Literal["seeds-first", "seeds-last"]
+"""Accuracies averaged over seeds and compared once, or each seed compared and sizes averaged."""
 ROUNDING = 1e-9
 """A drop of exactly the margin passes, whatever the last bit of the difference."""
+
+
+@dataclass(frozen=True)
+class SizeConfig:
+    """When a subnetwork does what the model does, and on which rows."""
+
+    margin: float = 0.03
+    """How far from the full model a subnetwork may be, as a fraction."""
+    average: Average = "seeds-first"
+    """What is averaged over seeds: accuracies (as in the paper), or sizes."""
+    monotone: bool = False
+    """Stop at the first sparsity that fails, or that no run measured."""
+    one_sided: bool = False
+    """Let a better subnetwork always pass; by default, one better by more than the margin fails."""
+    id: str = "id"
+    """Name of the in-domain dataset."""
+    ood: str | None = "ood"
+    """Name of the out-of-domain dataset; None for the in-domain dataset alone."""
+    cases: tuple[str, ...] = ()
+    """Cases of the out-of-domain dataset to use, such as the adversarial ones; by default all."""
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean."""
+
+    def __post_init__(self) -> None:
+        check_choice("average", self.average, get_args(Average))
+        if not 0 <= self.margin < 1:
+            raise HcLensError(
+                "expected the margin as a fraction of 0 or more and below 1, got "
+                f"{self.margin}; 3 points are 0.03"
+            )
+        unknown = [name for name in self.chance if name not in (self.id, self.ood)]
+        if unknown:
+            raise HcLensError(
+                f"expected chance levels of the datasets {[self.id, self.ood]}, got one of "
+                f"{unknown[0]!r}; name the datasets as in the table"
+            )
+
+    def passes(self, drop: pd.Series) -> pd.Series:
+        """Whether a subnetwork with this drop does what the model does; not if it is NaN."""
+        return (drop if self.one_sided else drop.abs()) <= self.margin + ROUNDING
+
+
 DEFAULTS = SizeConfig()
 
 
@@ -58,13 +100,6 @@ def effective_size(
             out of the means.
         non_monotone: a sparsity passes although a smaller one fails.
         With seeds-last, a flag is True if it is True for any seed.
-
-    Args:
-        table: runs: checkpoint, sparsity, seed, dataset, case, accuracy, as fractions. The grid is
-            every sparsity and every seed in it.
-        full: accuracies of the full models: a table with checkpoint, dataset, case, accuracy, or a
-            mapping from these three to the accuracy.
-        config: what passes, and on which rows.
     """
     datasets = {"id": config.id, "ood": config.ood}
     levels = {at: config.chance[name] for at, name in datasets.items() if name in config.chance}
@@ -87,30 +122,28 @@ def compare(table: pd.DataFrame, full: FullModels, config: SizeConfig = DEFAULTS
     """Every run of the grid against its full model: the numbers behind `effective_size`.
 
     Columns: checkpoint, target, sparsity, seed, full, accuracy (NaN if the run or one of its cases
-    is missing), drop (full - accuracy), passes. The arguments are those of `effective_size`.
+    is missing), drop (full - accuracy), passes.
     """
     runs, whole = run_table(table), full_table(full)
-    parts = {"id": _cells(runs, "id", config.id)}
-    if config.ood is not None:
-        parts["ood"] = _cells(runs, "ood", config.ood, config.cases)
-    with_full(pd.concat(parts.values()), full)
-    order = dict.fromkeys(name for name in whole["checkpoint"] if name in set(runs["checkpoint"]))
+    order = [name for name in whole["checkpoint"].unique() if name in set(runs["checkpoint"])]
     grid = pd.MultiIndex.from_product(
-        [list(order), sorted(runs["sparsity"].unique()), sorted(runs["seed"].unique())],
-        names=["checkpoint", "sparsity", "seed"],
+        [order, sorted(runs["sparsity"].unique()), sorted(runs["seed"].unique())], names=RUN
     )
-    found = {target: _means(part, whole, grid) for target, part in parts.items()}
+    found = {"id": _means(_rows(runs, "id", config.id), whole, grid)}
     if config.ood is not None:
+        found["ood"] = _means(_rows(runs, "ood", config.ood, config.cases), whole, grid)
         found["mix"] = (found["id"] + found["ood"]) / 2
-    tables = [part.reset_index().assign(target=target) for target, part in found.items()]
-    compared = pd.concat(tables, ignore_index=True)
+    compared = pd.concat(found, names=["target"]).reset_index()
+    compared = compared.sort_values(
+        "checkpoint", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
+    )
     compared["drop"] = compared["full"] - compared["accuracy"]
-    compared["passes"] = _passes(compared["drop"], config)
-    names = ("checkpoint", "target", "sparsity", "seed", "full", "accuracy", "drop", "passes")
-    return in_order(compared, order).loc[:, list(names)]
+    compared["passes"] = config.passes(compared["drop"])
+    names = ["checkpoint", "target", "sparsity", "seed", "full", "accuracy", "drop", "passes"]
+    return compared.loc[:, names]
 
 
-def _cells(
+def _rows(
     runs: pd.DataFrame, target: str, dataset: str, cases: tuple[str, ...] = ()
 ) -> pd.DataFrame:
     """The runs' rows on one dataset, of all cases or the given ones."""
@@ -123,18 +156,14 @@ def _cells(
 
 def _means(part: pd.DataFrame, whole: pd.DataFrame, grid: pd.MultiIndex) -> pd.DataFrame:
     """Mean over cases of each run of the grid and of its full model; NaN unless all are there."""
+    with_full(part, whole)  # refuses runs without their full model
     wanted = part["case"].unique()
-    grouped: Any = part.groupby(["checkpoint", "sparsity", "seed"])["accuracy"]
+    grouped: Any = part.groupby(list(RUN))["accuracy"]
     accuracy = grouped.mean().where(grouped.size() == len(wanted)).reindex(grid)
     inside = whole.loc[(whole["dataset"] == part["dataset"].iloc[0]) & whole["case"].isin(wanted)]
     by_model: Any = inside.groupby("checkpoint")["accuracy"]
     known = by_model.mean().reindex(grid.get_level_values("checkpoint"))
     return pd.DataFrame({"full": known.to_numpy(), "accuracy": accuracy.to_numpy()}, index=grid)
-
-
-def _passes(drop: pd.Series, config: SizeConfig) -> pd.Series:
-    # NaN compares as False: what was not measured does not pass.
-    return (drop if config.one_sided else drop.abs()) <= config.margin + ROUNDING
 
 
 def _size(part: pd.DataFrame, config: SizeConfig) -> dict[str, Any]:
@@ -158,7 +187,7 @@ def _size(part: pd.DataFrame, config: SizeConfig) -> dict[str, Any]:
 
 def _largest(accuracy: pd.Series, full: float, config: SizeConfig) -> dict[str, Any]:
     """The largest sparsity that passes on a curve of accuracies by rising sparsity."""
-    passes = _passes(full - accuracy, config).to_numpy()
+    passes = config.passes(full - accuracy).to_numpy()
     last = int(np.flatnonzero(passes).max(initial=-1))
     n = int(np.cumprod(passes).sum()) if config.monotone else last + 1
     known = passes[accuracy.notna().to_numpy()].astype(int)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from analyses.effective_size.config import SizeConfig
+from analyses.effective_size import SizeConfig, effective_size
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 
 
-@options.changes(SizeConfig, "id", "ood", "cases", "chance")
+@options.changes(SizeConfig, "id", "ood", "chance")
 class Choices:
     """When a subnetwork does what the model does."""
 
@@ -27,8 +27,6 @@ class Settings:
     """Name of the in-domain dataset in the store."""
     ood_name: str = "ood"
     """Name of the out-of-domain dataset in the store; '' for none."""
-    cases: options.Names = ()
-    """Cases of the out-of-domain dataset to use; by default all."""
     id_labels: int = 0
     """Number of labels in domain, for the floor; 0 if it is not known."""
     ood_labels: int = 0
@@ -36,26 +34,21 @@ class Settings:
     output: options.Output = field(default_factory=options.Output)
     table: options.Table = field(default_factory=options.Table)
 
-    def config(self) -> SizeConfig:
-        """When a subnetwork does what the model does, and on which rows."""
-        labels = {self.id_name: self.id_labels, self.ood_name: self.ood_labels}
-        return SizeConfig(
-            **options.given(self.choices),
-            id=self.id_name,
-            ood=self.ood_name or None,
-            cases=self.cases,
-            chance={name: 1 / count for name, count in labels.items() if name and count},
-        )
-
 
 def run(settings: Settings, work: Work) -> None:
     """Effective size of each checkpoint in domain, out of domain and mixed (arXiv 2403.03942)."""
-    from analyses.effective_size import effective_size
     from analyses.effective_size.figures import figure
 
+    labels = {settings.id_name: settings.id_labels, settings.ood_name: settings.ood_labels}
+    config = SizeConfig(
+        **options.given(settings.choices),
+        id=settings.id_name,
+        ood=settings.ood_name or None,
+        chance={name: 1 / count for name, count in labels.items() if name and count},
+    )
     runs = work.store(settings.store)
     if not work.begin():
         return
-    sizes = effective_size(runs.table, runs.full, settings.config())
+    sizes = effective_size(runs.table, runs.full, config)
     work.keep(lambda folder: figure(sizes).savefig(folder / "effective-size.png", dpi=150))
     work.finish(sizes)

@@ -37,10 +37,9 @@ def figure(table: pd.DataFrame) -> Figure:
             continue
         # Beside each other, so that equal sizes do not hide each other.
         at = rows["checkpoint"].map(position) + aside
-        upper.plot(at, rows["effective_size"], color=colour, linewidth=1.8, zorder=2)
-        if rows["std"].notna().any():
-            upper.errorbar(at, rows["effective_size"], rows["std"], fmt="none", ecolor=colour)
-        for x, size, flag in zip(at, rows["effective_size"], flagged(rows), strict=True):
+        sizes = rows["effective_size"]
+        upper.errorbar(at, sizes, rows["std"], color=colour, lw=1.8, elinewidth=1.5, zorder=2)
+        for x, size, flag in zip(at, sizes, flagged(rows), strict=True):
             fill = "white" if flag else colour
             upper.plot(x, size, mark, color=fill, markeredgecolor=colour, mew=1.8, ms=7, zorder=3)
         lower.plot(at, 100 * rows["full"], f"{mark}-", color=colour, markersize=5)

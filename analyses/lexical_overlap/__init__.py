@@ -24,6 +24,7 @@ Figure 9 of Bhaskar, Friedman and Chen (2024), for every head and with baselines
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -40,27 +41,18 @@ from analyses.lexical_overlap.figures import figure, heat_maps
 from analyses.statistics import poisson_weights
 from hc_lens.attention.patterns import WordBatch, WordBatches, visit
 from hc_lens.attention.words import NONE, Words
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_count
 from hc_lens.models.inputs import is_encoder
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.units import UnitSpace
 
 __all__ = ["SCORES", "STOP_WORDS", "WordRule", "figure", "heat_maps", "role_of", "scores"]
 
-SCORES = {
-    "overlap": "the same word in the other sentence, both ways",
-    "overlap_to_hypothesis": "from a premise word to the same word in the hypothesis",
-    "overlap_to_premise": "from a hypothesis word to the same word in the premise",
-    "previous": "the previous token",
-    "next": "the next token",
-    "separator": "a separator token",
-    "first": "the first token of the row",
-    "self": "the token itself",
-    "repeat": "the same word elsewhere in the same sentence",
-}
-"""The scores, and where the attention goes."""
 CROSS = ("overlap", "overlap_to_hypothesis", "overlap_to_premise")
 IDENTITY = (*CROSS, "repeat")
+"""The scores that depend on which words are the same."""
+SCORES = (*CROSS, "previous", "next", "separator", "first", "self", "repeat")
+"""The scores by their targets, as in step 1; `overlap` is both ways together."""
 
 _FUNCTION_WORDS = (
     "a an the this that these those and or but if of to in on at by for with from as into near "
@@ -70,6 +62,8 @@ _FUNCTION_WORDS = (
 STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 """English function words, for `WordRule.stop_words`."""
 
+EDGES = re.compile(r"^[\W_]+|[\W_]+$")
+"""What stands before the first and behind the last letter or digit of a word."""
 ROLE_MASS = 0.2
 """Least mass that makes a role."""
 ROLE_RATIO = 2.0
@@ -78,16 +72,12 @@ ROLE_RATIO = 2.0
 
 @dataclass(frozen=True)
 class WordRule:
-    """When two words are the same word."""
+    """When two words are the same: after case-folding and without punctuation at their ends."""
 
-    fold_case: bool = True
-    """Whether The and the are the same."""
     lemma: Callable[[str], str] | None = None
     """Maps a word to its base form, such as a lemmatiser of spaCy or NLTK; applied last."""
     stop_words: Collection[str] = ()
-    """Words that match nothing, in the form that `fold_case` leaves."""
-    punctuation: bool = False
-    """Whether a token without letters and digits counts as a word."""
+    """Words that match nothing, in lower case."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop_words, str):
@@ -99,15 +89,9 @@ class WordRule:
 
     def __call__(self, word: str) -> str | None:
         """What a word is compared by; None for a word that matches nothing."""
-        form = unicodedata.normalize("NFC", word).strip()
-        form = form.casefold() if self.fold_case else form
-        written = [index for index, sign in enumerate(form) if sign.isalnum()]
-        if written:
-            # Some tokenizers leave a comma or a full stop on the word.
-            form = form[written[0] : written[-1] + 1]
-        elif not form or not self.punctuation:
-            return None
-        if form in self.stop_words:
+        # Some tokenizers leave a comma or a full stop on the word.
+        form = EDGES.sub("", unicodedata.normalize("NFC", word).casefold())
+        if not form or form in self.stop_words:
             return None
         return form if self.lemma is None else self.lemma(form)
 
@@ -145,10 +129,7 @@ def scores(
             f"expected rows with their words, got {type(rows).__name__}; make them with "
             "hc.word_batches(model, task, split)"
         )
-    if n_bootstrap < 0:
-        raise HcLensError(
-            f"expected n_bootstrap of at least 0, got {n_bootstrap}; use 0 for no interval"
-        )
+    check_count("n_bootstrap", n_bootstrap, least=0)
     rule, n_units = words or WordRule(), len(UnitSpace.of(model).heads)
     real = _stream(model, rows, rule, _Sums(n_units, n_bootstrap, seed), progress)
     swapped = torch.full_like(real.total, float("nan"))
@@ -249,13 +230,11 @@ def _identities(batch: WordBatch, rule: WordRule) -> Int[Tensor, "batch pos"]:
     known: dict[str, int] = {}
     table = torch.full((len(batch), 1 + max(len(row.words) for row in batch.words.rows)), NONE)
     for number, row in enumerate(batch.words.rows):
-        words: list[str | None] = list(row.words)
+        words = list(row.words)
         if batch.own is not None:
-            second, n_foreign = batch.own[number].words_of(1), len(row.words_of(1))
-            missing = [None] * (n_foreign - len(second))
-            words = [*row.words_of(0), *second[:n_foreign], *missing]
-        for index, word in enumerate(words):
-            form = None if word is None else rule(word)
+            n_foreign = len(row.words_of(1))
+            words = [*row.words_of(0), *batch.own[number].words_of(1)[:n_foreign]]
+        for index, form in enumerate(map(rule, words)):
             if form is not None:
                 table[number, index] = known.setdefault(form, len(known))
     # Tokens without a word are -1: they read the last column, which stays -1.
@@ -328,16 +307,17 @@ def _table(
     causal, units = not is_encoder(model), UnitSpace.of(model).heads
     low, high = sums.interval()
     by_head = {"value": sums.means(), "low": low, "high": high, "permuted": permuted}
+    heads = pd.DataFrame(
+        [(str(unit), unit.layer, unit.head) for unit in units], columns=["unit", "layer", "head"]
+    )
     n = sums.count.long().tolist()
     reach = [_reach(score, rows, causal, count) for score, count in zip(SCORES, n, strict=True)]
-    chance = (sums.chance / sums.count).numpy()
-    by_score = {"chance": chance, "n": n, "reach": reach, "score": [*SCORES]}
-    table = pd.DataFrame({name: values.flatten().numpy() for name, values in by_head.items()})
-    for name, values in by_score.items():
-        table[name] = np.repeat(values, len(units))
-    heads = [(str(unit), unit.layer, unit.head) for unit in units]
-    for name, values in zip(("unit", "layer", "head"), zip(*heads, strict=True), strict=True):
-        table[name] = values * len(SCORES)
+    by_score = pd.DataFrame(
+        {"score": SCORES, "chance": (sums.chance / sums.count).numpy(), "n": n, "reach": reach}
+    )
+    table = by_score.merge(heads, how="cross")
+    for name, values in by_head.items():
+        table[name] = values.flatten().numpy()
     roles = {unit: role_of(head) for unit, head in table.groupby("unit", sort=False)}
     table["role"] = table["unit"].map(roles)
     order = ["value", "low", "high", "chance", "permuted", "n", "reach", "role"]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from analyses.lexical_overlap import figure, heat_maps, scores
+from hc_lens.attention.patterns import word_batches
 from hc_lens.cli import options
 from hc_lens.cli.work import Work, quiet_reading
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-SHOWN = 12
-"""Heads in the table on the screen."""
 
 
 @options.section()
@@ -34,9 +31,6 @@ class Settings:
 
 def run(settings: Settings, work: Work) -> None:
     """Which heads look from a word to the same word in the other sentence?"""
-    from analyses.lexical_overlap import figure, heat_maps, scores
-    from hc_lens.attention.patterns import word_batches
-
     model, spec = work.model(settings.checkpoint), settings.rows
     with quiet_reading(work.progress):
         rows = word_batches(
@@ -69,7 +63,7 @@ def run(settings: Settings, work: Work) -> None:
 
 
 def highest(table: pd.DataFrame) -> pd.DataFrame:
-    """The heads with the highest overlap score, beside chance and the permuted rows."""
+    """The twelve heads with the highest overlap score, beside chance and the permuted rows."""
     overlap = table.loc[table["score"] == "overlap"]
-    shown = overlap.sort_values(by="value", ascending=False, kind="stable").head(SHOWN)
+    shown = overlap.sort_values(by="value", ascending=False, kind="stable").head(12)
     return shown.loc[:, ["unit", "value", "low", "high", "chance", "permuted", "n", "role"]]

@@ -1,9 +1,4 @@
-"""Figures of a table of `analyses.lexical_overlap.scores`.
-
-1. `figure` is Figure 9 of Bhaskar, Friedman and Chen (2024): bars of a few scores for a few heads,
-   with their interval, chance level and permuted value.
-2. `heat_maps` shows one layer x head map for each score.
-"""
+"""Figures of a table of `analyses.lexical_overlap.scores`."""
 
 from __future__ import annotations
 
@@ -22,10 +17,6 @@ from hc_lens.units import Unit
 
 FIGURE_9 = ("overlap", "previous", "next", "separator")
 """The scores of the paper's figure."""
-WIDTH_OF_ENTRY = 1.6
-"""Inches that an entry of the legend needs."""
-N_UNITS = 8
-"""Heads in the bar chart if none are named."""
 CHANCE: dict[str, Any] = {"colors": "black", "linestyles": "dotted"}
 """How a chance level is drawn."""
 PERMUTED: dict[str, Any] = {"color": "white", "markeredgecolor": "black", "markersize": 4}
@@ -33,31 +24,27 @@ PERMUTED: dict[str, Any] = {"color": "white", "markeredgecolor": "black", "marke
 
 
 def figure(
-    table: pd.DataFrame,
-    units: Iterable[str] | None = None,
-    scores: Sequence[str] = FIGURE_9,
-    mark: Iterable[str] = (),
+    table: pd.DataFrame, units: Iterable[str] | None = None, mark: Iterable[str] = ()
 ) -> Figure:
-    """Bars of some scores for some heads.
+    """Figure 9 of Bhaskar, Friedman and Chen (2024): bars of a few scores for a few heads.
+
+    Each has its interval, its chance level and its permuted value.
 
     Args:
         table: what `scores` returned.
         units: labels of the heads; by default the eight with the highest overlap score.
-        scores: which scores to draw.
         mark: heads whose label is printed bold, such as the core heads.
     """
-    _check(table, scores, "score")
     chosen = _top(table) if units is None else list(map(str, units))
     _check(table, chosen, "unit")
     bold = set(map(str, mark))
     cells = table.set_index(["unit", "score"])
     drawing, (axes,) = panels((max(6.0, 1.1 * len(chosen) + 1.6), 3.6))
-    width = 0.8 / len(scores)
-    for at, score in enumerate(scores):
+    width = 0.8 / len(FIGURE_9)
+    for at, score in enumerate(FIGURE_9):
         rows = cells.loc[[(unit, score) for unit in chosen]]
-        middle = np.arange(len(chosen)) + (at - (len(scores) - 1) / 2) * width
-        colour = COLOURS[at % len(COLOURS)]
-        axes.bar(middle, rows["value"], width * 0.92, color=colour, label=score.replace("_", " "))
+        middle = np.arange(len(chosen)) + (at - (len(FIGURE_9) - 1) / 2) * width
+        axes.bar(middle, rows["value"], width * 0.92, color=COLOURS[at], label=score)
         error_bars(axes, middle, rows["value"], (rows["low"], rows["high"]), elinewidth=1)
         half = width * 0.46
         axes.hlines(rows["chance"], middle - half, middle + half, **CHANCE)
@@ -68,8 +55,8 @@ def figure(
     for tick in axes.get_xticklabels():
         tick.set_fontweight("bold" if tick.get_text() in bold else "normal")
     axes.set(ylabel="attention mass", ylim=(0, 1))
-    columns = max(2, int(drawing.get_figwidth() / WIDTH_OF_ENTRY))
-    legend(drawing, min(columns, len(scores) + 2))
+    # An entry of the legend needs 1.6 inches.
+    legend(drawing, min(int(drawing.get_figwidth() / 1.6), len(FIGURE_9) + 2))
     return drawing
 
 
@@ -86,7 +73,7 @@ def heat_maps(
     defined = table.dropna(subset=["value"])["score"].unique().tolist()
     chosen = defined if scores is None else list(scores)
     _check(table, chosen, "score")
-    marks = [Unit.parse(str(unit)) for unit in mark]
+    marks = [Unit.parse(unit) for unit in mark]
     for unit in marks:
         check_choice("a unit of the table", str(unit), table["unit"].unique())
     columns = min(3, len(chosen))
@@ -119,7 +106,7 @@ def _top(table: pd.DataFrame) -> list[str]:
             "expected an overlap score to choose the heads by, got none (the task has one "
             "sentence?); name the heads with units="
         )
-    return overlap.nlargest(N_UNITS, "value")["unit"].tolist()
+    return overlap.nlargest(8, "value")["unit"].tolist()
 
 
 def _check(table: pd.DataFrame, names: Sequence[str], column: str) -> None:

@@ -13,7 +13,7 @@ Section 4 of Bhaskar, Friedman and Chen (2024).
    preference for some layers is no longer evidence of a core.
 4. `jaccard` compares subnetworks two by two. `early_core` asks whether the core of a checkpoint
    from before the model generalised is still in the final one.
-5. `spread` is the layout of Tables 5 and 7 (Figures 2, 3 and 12), `by_sparsity` that of Figure 4.
+5. `spread` and `by_sparsity` are about the accuracies of the runs.
 
 Subnetworks come as ``{(checkpoint, sparsity, seed): Subnetwork}``, as in the ``subnetworks`` of
 `hc.sweep`; `select` chooses among them. All other functions take those of one checkpoint.
@@ -22,18 +22,19 @@ Subnetworks come as ``{(checkpoint, sparsity, seed): Subnetwork}``, as in the ``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy.stats import hypergeom
 
 from analyses.statistics import Correlation, rank_correlation
-from analyses.tables import CELL, FullModels, in_order, run_table, with_full
+from analyses.tables import CELL, RUN, FullModels, with_full
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.pruning.subnetwork import Subnetwork
 
@@ -74,39 +75,32 @@ class EarlyCore:
     shared: tuple[str, ...]
     """Units of both."""
     share: float
-    """Share of the early core that is in the final one; NaN if the early core is empty."""
+    """Share of the early core that is in the final one, 1 if it survives; NaN if it is empty."""
     expected: float
     """That share if the final core were a random set of its size."""
     tail: float
     """Probability that such a random set shares at least as many units."""
-
-    @property
-    def survives(self) -> bool:
-        """Whether the early core has units, all of which are in the final one."""
-        return bool(self.early) and len(self.shared) == len(self.early)
 
 
 def select(
     subnetworks: Mapping[Key, Subnetwork],
     *,
     checkpoint: str | None = None,
-    sparsities: Iterable[float] | None = None,
-    seeds: Iterable[int] | None = None,
+    sparsities: Collection[float] | None = None,
+    seeds: Collection[int] | None = None,
 ) -> dict[Key, Subnetwork]:
     """The subnetworks of one checkpoint, of some sparsities, of some seeds."""
-    wanted = None if sparsities is None else list(sparsities)
-    numbers = None if seeds is None else set(seeds)
     found = {
         key: network
         for key, network in subnetworks.items()
-        if (checkpoint is None or key[0] == checkpoint)
-        and (wanted is None or any(math.isclose(key[1], given) for given in wanted))
-        and (numbers is None or key[2] in numbers)
+        if checkpoint in (None, key[0])
+        and (sparsities is None or np.isclose(key[1], [*sparsities]).any())
+        and (seeds is None or key[2] in seeds)
     }
     if not found:
         raise HcLensError(
-            f"expected subnetworks of checkpoint {checkpoint!r}, sparsities {wanted} and seeds "
-            f"{numbers} (None is any), got none among {list(subnetworks)[:3]} (of "
+            f"expected subnetworks of checkpoint {checkpoint!r}, sparsities {sparsities} and seeds "
+            f"{seeds} (None is any), got none among {list(subnetworks)[:3]} (of "
             f"{len(subnetworks)}); choose others"
         )
     return found
@@ -117,11 +111,8 @@ def frequencies(subnetworks: Mapping[Key, Subnetwork], units: Kind = "heads") ->
 
     Columns: unit, sparsity, count (runs that keep it), runs, frequency (their ratio).
     """
-    labels, kept = _kept(subnetworks, units)
-    runs: Any = pd.DataFrame(kept, columns=labels).groupby([key[1] for key in subnetworks])
-    counts = runs.sum().rename_axis("sparsity").reset_index()
-    table = counts.melt("sparsity", var_name="unit", value_name="count")
-    table = table.sort_values("sparsity", kind="stable", ignore_index=True)
+    runs: Any = _kept(subnetworks, units).groupby("sparsity")
+    table = runs.sum().T.rename_axis("unit").unstack().rename("count").reset_index()
     table["runs"] = table["sparsity"].map(runs.size())
     table["frequency"] = table["count"] / table["runs"]
     return table.loc[:, ["unit", "sparsity", "count", "runs", "frequency"]]
@@ -163,9 +154,8 @@ def core(
     subnetworks: Mapping[Key, Subnetwork], fraction: float = 1.0, units: Kind = "heads"
 ) -> list[str]:
     """Labels of the units in all subnetworks, or in at least a fraction of them."""
-    labels, kept = _kept(subnetworks, units)
-    inside = kept.sum(0) >= _needed(fraction, len(kept))
-    return [label for label, shared in zip(labels, inside, strict=True) if shared]
+    kept = _kept(subnetworks, units)
+    return kept.columns[kept.sum() >= _needed(fraction, len(kept))].tolist()
 
 
 def chance(
@@ -179,37 +169,27 @@ def chance(
 ) -> Chance:
     """The size of the core against that of independent random subnetworks of the same sizes.
 
-    Args:
-        subnetworks: of one checkpoint.
-        fraction: as in `core`. The tail is exact for 1; below it is simulated, the expectation
-            stays exact.
-        units: heads, MLPs or all units.
-        within: what is random: which units of the model, or which of each layer, with each run's
-            number of units in that layer given.
-        n_draws: draws of the simulation.
-        seed: of the simulation.
+    With a `fraction` below 1 the expectation stays exact, and the tail is simulated with `n_draws`
+    draws. `within` says what is random: which units of the model, or which of each layer, with each
+    run's number of units in that layer given.
     """
     check_choice("within", within, get_args(Within))
-    labels, kept = _kept(subnetworks, units)
+    kept = _kept(subnetworks, units)
     needed = _needed(fraction, len(kept))
-    layers = [label.partition(".")[0] if within == "layer" else "" for label in labels]
-    by_layer = pd.DataFrame(kept.T).groupby(layers, sort=False)
-    groups = [(len(part), part.sum().tolist()) for _, part in by_layer]
-    size = int((kept.sum(0) >= needed).sum())
+    layers = [label.partition(".")[0] if within == "layer" else "" for label in kept.columns]
+    groups = [(len(part), part.sum().tolist()) for _, part in kept.T.groupby(layers, sort=False)]
+    size = int((kept.sum() >= needed).sum())
     expected = sum(n * at_least([k / n for k in ks], needed) for n, ks in groups)
     exact = needed == len(kept)
     if exact:
-        total = np.ones(1)
-        for n, ks in groups:
-            total = np.convolve(total, intersection(n, ks))
+        total = reduce(np.convolve, [intersection(n, ks) for n, ks in groups])
         tail = float(total[size:].sum())
     else:
         rng = np.random.default_rng(seed)
-        drawn = np.zeros(n_draws, dtype=np.int64)
-        for n, ks in groups:
-            drawn += simulated(n, ks, needed, n_draws, rng)
+        drawn = np.sum([simulated(n, ks, needed, n_draws, rng) for n, ks in groups], axis=0)
         tail = (int((drawn >= size).sum()) + 1) / (n_draws + 1)
-    return Chance(size, expected, min(tail, 1.0), exact, len(labels), tuple(kept.sum(1).tolist()))
+    sizes = tuple(kept.sum(axis=1).tolist())
+    return Chance(size, expected, min(tail, 1.0), exact, len(kept.columns), sizes)
 
 
 def intersection(n: int, kept: Sequence[int]) -> Float[np.ndarray, "sizes"]:
@@ -228,9 +208,7 @@ def intersection(n: int, kept: Sequence[int]) -> Float[np.ndarray, "sizes"]:
 
 def at_least(chances: Sequence[float], needed: int) -> float:
     """Probability of at least `needed` successes in independent trials with these chances."""
-    counts = np.ones(1)
-    for chance in chances:
-        counts = np.convolve(counts, [1 - chance, chance])
+    counts = reduce(np.convolve, [[1 - chance, chance] for chance in chances], np.ones(1))
     return float(counts[needed:].sum())
 
 
@@ -251,13 +229,13 @@ def jaccard(subnetworks: Mapping[Key, Subnetwork], units: Kind = "heads") -> pd.
     Columns: sparsity_a, seed_a, sparsity_b, seed_b, both (units in both), either, jaccard (their
     ratio; 1 for two empty sets), expected (its mean for random sets of the same two sizes).
     """
-    labels, kept = _kept(subnetworks, units)
+    kept = _kept(subnetworks, units)
     rows = []
-    for (key_a, a), (key_b, b) in combinations(zip(subnetworks, kept, strict=True), 2):
+    for (key_a, a), (key_b, b) in combinations(zip(subnetworks, kept.to_numpy(), strict=True), 2):
         sizes = int(a.sum()), int(b.sum())
         shared = np.arange(min(sizes) + 1)
         ratio = shared / (sum(sizes) - shared) if sum(sizes) else np.ones(1)
-        expected = float((hypergeom.pmf(shared, len(labels), *sizes) * ratio).sum())
+        expected = float((hypergeom.pmf(shared, len(kept.columns), *sizes) * ratio).sum())
         both = int((a & b).sum())
         rows.append((*key_a[1:], *key_b[1:], both, sum(sizes) - both, ratio[both], expected))
     names = ("sparsity_a", "seed_a", "sparsity_b", "seed_b", "both", "either", "jaccard")
@@ -271,17 +249,17 @@ def early_core(
     units: Kind = "heads",
 ) -> EarlyCore:
     """Whether the core of an early checkpoint survives in that of the same model's final one."""
-    first, last = core(early, fraction, units), core(final, fraction, units)
-    (labels, _), (theirs, _) = _kept(early, units), _kept(final, units)
-    if labels != theirs:
+    known, theirs = (_kept(networks, units).columns for networks in (early, final))
+    if not known.equals(theirs):
         raise HcLensError(
-            f"expected checkpoints of one architecture, got one with {len(labels)} {units} and one "
+            f"expected checkpoints of one architecture, got one with {len(known)} {units} and one "
             f"with {len(theirs)}; compare checkpoints of the same training run"
         )
+    first, last = core(early, fraction, units), core(final, fraction, units)
     shared = [label for label in first if label in last]
     share = len(shared) / len(first) if first else math.nan
-    tail = float(hypergeom.sf(len(shared) - 1, len(labels), len(last), len(first)))
-    expected = len(last) / len(labels)
+    tail = float(hypergeom.sf(len(shared) - 1, len(known), len(last), len(first)))
+    expected = len(last) / len(known)
     return EarlyCore(tuple(first), tuple(last), tuple(shared), share, expected, tail)
 
 
@@ -289,43 +267,37 @@ def spread(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
     """How far seeds of one sparsity lie apart (Tables 5 and 7), as fractions.
 
     Columns: checkpoint, sparsity, dataset, case, full (the full model's accuracy), min, max, mean,
-    std (over seeds, with n - 1; NaN for one seed), seeds (their number).
-
-    Args:
-        table: runs: checkpoint, sparsity, seed, dataset, case, accuracy.
-        full: accuracies of the full models: a table with checkpoint, dataset, case, accuracy, or a
-            mapping from these three to the accuracy.
+    std (over seeds, with n - 1; NaN for one seed), seeds (their number). `analyses.tables` says
+    what the tables of the runs and of the full models have.
     """
-    joined = with_full(table, full)
-    found = _summary(joined, ["checkpoint", "sparsity", *CELL, "full"])
-    return in_order(found, joined["checkpoint"], "sparsity")
+    return _summary(with_full(table, full), ["checkpoint"], ["sparsity", *CELL, "full"])
 
 
-def by_sparsity(table: pd.DataFrame, full: FullModels | None = None) -> pd.DataFrame:
+def by_sparsity(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
     """Accuracy against sparsity, a curve for each checkpoint, dataset and case (Figure 4).
 
-    Columns: checkpoint, dataset, case, sparsity, min, max, mean, std, seeds. With `full`, every
-    curve begins with the full model at sparsity 0.
+    Columns: checkpoint, dataset, case, sparsity, min, max, mean, std, seeds. Every curve begins
+    with the full model at sparsity 0.
     """
-    runs, curve = run_table(table), ["checkpoint", *CELL]
-    if full is not None:
-        start = with_full(runs, full).drop_duplicates(curve)
-        start = start.assign(accuracy=start["full"], sparsity=0.0)
-        runs = pd.concat([start, runs], ignore_index=True)
-    curves: Any = _summary(runs, [*curve, "sparsity"]).groupby(curve, sort=False)
-    return pd.concat([rows.sort_values("sparsity") for _, rows in curves], ignore_index=True)
+    runs, curve = with_full(table, full), ["checkpoint", *CELL]
+    start = runs.drop_duplicates(curve)
+    start = start.assign(accuracy=start["full"], sparsity=0.0)
+    return _summary(pd.concat([start, runs]), curve, ["sparsity"])
 
 
-def _summary(table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def _summary(table: pd.DataFrame, curve: list[str], along: list[str]) -> pd.DataFrame:
+    """Accuracies over seeds, with the sparsities of each curve in order."""
     measures = {name: ("accuracy", name) for name in ("min", "max", "mean", "std")}
-    grouped: Any = table.groupby(names, sort=False)
-    return grouped.agg(**measures, seeds=("accuracy", "size")).reset_index()
+    cells: Any = table.groupby([*curve, *along], sort=False)
+    found: Any = cells.agg(**measures, seeds=("accuracy", "size")).reset_index()
+    curves = [
+        part.sort_values("sparsity", kind="stable") for _, part in found.groupby(curve, sort=False)
+    ]
+    return pd.concat(curves, ignore_index=True)
 
 
-def _kept(
-    subnetworks: Mapping[Any, Subnetwork], units: Kind
-) -> tuple[list[str], Bool[np.ndarray, "runs units"]]:
-    """Labels of the units looked at, and which of them each run keeps."""
+def _kept(subnetworks: Mapping[Any, Subnetwork], units: Kind) -> pd.DataFrame:
+    """Which of the units looked at each run keeps: a row for each run, a column for each unit."""
     if not subnetworks:
         raise HcLensError("expected at least one subnetwork, got none; is the sweep done?")
     check_choice("units", units, get_args(Kind))
@@ -347,10 +319,10 @@ def _kept(
             f"expected subnetworks of one architecture, got {spaces[0]} and {spaces[1]}; compare "
             "subnetworks of the same model"
         )
+    keep = np.stack([network.keep.cpu().numpy() for network in subnetworks.values()])
+    runs = pd.MultiIndex.from_tuples(subnetworks, names=RUN)
     chosen = [units == "all" or unit.is_head == (units == "heads") for unit in spaces[0]]
-    labels = [str(unit) for unit, wanted in zip(spaces[0], chosen, strict=True) if wanted]
-    kept = np.stack([network.keep.cpu().numpy() for network in subnetworks.values()])
-    return labels, kept[:, np.array(chosen)]
+    return pd.DataFrame(keep, index=runs, columns=spaces[0].labels).loc[:, chosen]
 
 
 def _needed(fraction: float, runs: int) -> int:

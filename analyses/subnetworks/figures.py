@@ -1,13 +1,4 @@
-"""Figures of the tables of `analyses.subnetworks`.
-
-1. `frequency_scatter` and `frequency_heat_map` show how often each head is kept at two sparsities
-   (Figures 5 and 11 of Bhaskar, Friedman and Chen 2024).
-2. `spread_figure` has a dot for each seed and a line for the full model, case by case (Figures 2, 3
-   and 12).
-3. `sparsity_figure` has a curve for each case against sparsity (Figure 4).
-
-Accuracies are drawn in percent.
-"""
+"""The figures of section 4 of Bhaskar, Friedman and Chen (2024); accuracies are in percent."""
 
 from __future__ import annotations
 
@@ -28,14 +19,12 @@ MARKERS = "osD^vP*X"
 """A second way to tell curves and sparsities apart."""
 DASHES = [dash for dash in ("-", "--", ":", "-.") for _ in LINES]
 """Styles of the lines: the next when the colours are used up."""
-JITTER = 0.3
-"""Largest distance of a dot from the middle of its column, as a share of the column."""
 
 
 def frequency_scatter(
     table: pd.DataFrame, rows: float, columns: float, mark: Iterable[str] = ()
 ) -> Figure:
-    """The heads at their two frequencies; a disc's area and number say how many it holds.
+    """The heads at two frequencies (Figures 5 and 11); a disc's area and number say how many.
 
     Args:
         table: what `frequencies` returned.
@@ -55,8 +44,8 @@ def frequency_scatter(
         axes.text(x, y, str(len(units)), ha="center", va="center", fontsize=9, zorder=4)
     found = spearman(table, rows, columns)
     axes.set(
-        xlabel=_keeping(columns),
-        ylabel=_keeping(rows),
+        xlabel=f"subnetworks of {100 * columns:g}% sparsity that keep the head",
+        ylabel=f"subnetworks of {100 * rows:g}% sparsity that keep the head",
         title=f"number of heads; Spearman's rho {found.rho:.2f} over {found.n} heads",
         xticks=list(counted.columns),
         yticks=list(counted.index),
@@ -69,60 +58,31 @@ def frequency_scatter(
     return drawing
 
 
-def frequency_heat_map(counted: pd.DataFrame) -> Figure:
-    """What `frequency_table` returned as a map, with the number of heads in each cell."""
-    values = counted.to_numpy()
-    drawing, (axes,) = panels((7.0, 0.9 + 5.6 * min(1.2, len(values) / values.shape[1])))
-    # A root scale: a few heads in a cell must show beside the many that are never kept.
-    axes.imshow(np.sqrt(values), cmap="Blues", origin="lower", aspect="auto")
-    dark = np.sqrt(values.max()) * 0.6
-    for (row, column), number in np.ndenumerate(values):
-        if number:
-            ink = "white" if np.sqrt(number) > dark else "black"
-            axes.text(column, row, str(number), ha="center", va="center", color=ink, fontsize=10)
-    across, up = (
-        float(str(counts.name).removeprefix("count at "))
-        for counts in (counted.columns, counted.index)
-    )
-    axes.set(
-        xlabel=_keeping(across),
-        ylabel=_keeping(up),
-        title="number of heads by how many subnetworks keep them",
-        xticks=list(counted.columns),
-        yticks=list(counted.index),
-    )
-    return drawing
-
-
 def spread_figure(
-    table: pd.DataFrame,
-    full: FullModels,
-    *,
-    sparsities: Sequence[float] | None = None,
-    cases: Sequence[str] | None = None,
+    table: pd.DataFrame, full: FullModels, *, cases: Sequence[str] | None = None
 ) -> Figure:
-    """One dot per seed and case, one panel per sparsity, the full model as a line.
+    """A dot for each seed and case, a panel for each sparsity, the full model as a line.
+
+    The layout is that of Figures 2, 3 and 12.
 
     Args:
         table: runs of one checkpoint.
         full: accuracies of the full models.
-        sparsities: which to draw; default all.
         cases: which to draw, in this order; default all. The only case of a dataset goes by the
             dataset's name, a case of several datasets by ``dataset case``.
     """
     runs, names = _named(with_full(table, full), cases)
-    chosen = sparsities or sorted(runs["sparsity"].unique())
-    size = (7.0, 1.0 + 0.3 * len(names))
-    drawing, grid = panels(size, columns=len(chosen), sharey=True)
-    for axes, sparsity in zip(grid, chosen, strict=True):
-        part = at_sparsity(runs, sparsity)
+    sparsities = sorted(runs["sparsity"].unique())
+    drawing, grid = panels((7.0, 1.0 + 0.3 * len(names)), columns=len(sparsities), sharey=True)
+    for axes, sparsity in zip(grid, sparsities, strict=True):
+        part = runs.loc[runs["sparsity"] == sparsity]
         for line, name in enumerate(names):
             rows = part.loc[part["name"] == name].sort_values(by="accuracy")
             # Dots in the order of accuracy, spread evenly: no random shift, and none hides another.
-            beside = line + JITTER * np.linspace(-1, 1, len(rows)) if len(rows) > 1 else line
+            beside = line + 0.3 * np.linspace(-1, 1, len(rows)) if len(rows) > 1 else line
             axes.plot(100 * rows["accuracy"], beside, "o", color=BLUE, ms=4, alpha=0.8)
-            for whole in 100 * rows["full"].iloc[:1]:
-                axes.vlines(whole, line - 0.42, line + 0.42, color=RED, linewidth=2.5)
+            whole = 100 * rows["full"].iloc[:1]
+            axes.vlines(whole, line - 0.42, line + 0.42, color=RED, linewidth=2.5)
         percent_axis(axes, "x", "accuracy")
         axes.set_title(f"{100 * sparsity:g}% sparsity")
         axes.grid(axis="x", color="0.9")
@@ -137,7 +97,7 @@ def spread_figure(
 def sparsity_figure(
     table: pd.DataFrame, full: FullModels, *, cases: Sequence[str] | None = None
 ) -> Figure:
-    """Accuracy against sparsity: the mean over seeds, with the range of the seeds.
+    """Accuracy against sparsity (Figure 4): the mean over seeds, with their range.
 
     The arguments are those of `spread_figure`; the full model is drawn at sparsity 0.
     """
@@ -156,10 +116,7 @@ def sparsity_figure(
 
 
 def _named(table: pd.DataFrame, cases: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of one checkpoint with the column `name`, and which names to draw, all by default.
-
-    A dataset's only case goes by the dataset's name, any other by its own.
-    """
+    """The rows of one checkpoint with the column `name`, and which names to draw."""
     checkpoints = table["checkpoint"].unique().tolist()
     if len(checkpoints) > 1:
         raise HcLensError(
@@ -167,20 +124,10 @@ def _named(table: pd.DataFrame, cases: Sequence[str] | None) -> tuple[pd.DataFra
             "table[table['checkpoint'] == ...]"
         )
     cells: Any = table[list(CELL)].drop_duplicates()
-    n_cases, n_datasets = cells["dataset"].value_counts(), cells["case"].value_counts()
-
-    def name(dataset: str, case: str) -> str:
-        if n_cases[dataset] == 1 and len(n_cases) > 1:
-            return dataset
-        return case if n_datasets[case] == 1 else f"{dataset} {case}"
-
-    names = [name(*cell) for cell in zip(table["dataset"], table["case"], strict=True)]
-    known = list(dict.fromkeys(names))
-    chosen = known if cases is None else list(cases)
-    for case in chosen or [None]:
-        check_choice("cases of the runs", case, known)
-    return table.assign(name=names), chosen
-
-
-def _keeping(sparsity: float) -> str:
-    return f"subnetworks of {100 * sparsity:g}% sparsity that keep the head"
+    dataset, case = cells["dataset"], cells["case"]
+    alone = ~dataset.duplicated(keep=False) & (dataset.nunique() > 1)
+    names = case.mask(case.duplicated(keep=False), dataset + " " + case).mask(alone, dataset)
+    chosen = names.tolist() if cases is None else list(cases)
+    for name in chosen or [None]:
+        check_choice("cases of the runs", name, names)
+    return table.merge(cells.assign(name=names), on=list(CELL)), chosen

@@ -2,19 +2,11 @@
 
 Tables 3 and 4 of Bhaskar, Friedman and Chen (2024), with intervals.
 
-1. The drop of a set S on a case is the full model's mean minus the mean with S ablated; the mean is
-   over rows, of being right by default. A set is super-additive if its drop exceeds the sum of its
-   members' drops: ``excess(S) = drop(S) - sum of drop({i})``.
-2. The excess is the mean over rows of ``(c - c_S) - sum of (c - c_i)``, where c is 1 for a right
-   answer. Its interval is the percentile bootstrap over rows, all sets on the same resamples.
-3. `p` is one-sided, from the excess over its bootstrap standard error; `p_holm` is Holm's
-   correction over all rows of the table, for readers who look for the largest among many.
-4. A super-additive set is minimal if no smaller set within it, of two members or more, is
-   super-additive on the same case.
-5. `screen` estimates the excess of every pair of units, for models with too many pairs to measure.
-
-A drop in accuracy only shows where a decision flips: two units can each move a row half-way to the
-boundary. ``measure="logit"`` asks the same of the gold label's log-odds, which have no boundary.
+1. `analyse` scans every head, some joint sets and the subsets of a pool, and makes the tables of
+   `analyses.superadditive.drops`.
+2. `screen` estimates the excess of every pair of units, for models with too many pairs to measure
+   (`analyses.superadditive.interactions`).
+3. `figure` draws one set against the sum of its members.
 """
 
 from __future__ import annotations
@@ -27,10 +19,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analyses.statistics import holm
-from analyses.superadditive.config import ExcessConfig, ScreenConfig, SuperAdditiveConfig
-from analyses.superadditive.drops import excess, layout, minimal, subsets
+from analyses.superadditive.drops import ExcessConfig, excess, layout, minimal, subsets
 from analyses.superadditive.figures import figure
-from analyses.superadditive.interactions import Screen, screen
+from analyses.superadditive.interactions import Screen, ScreenConfig, screen
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.protocols import BatchesLike, Model
@@ -52,6 +43,23 @@ __all__ = [
     "screen",
     "subsets",
 ]
+
+
+@dataclass(frozen=True)
+class SuperAdditiveConfig(ExcessConfig):
+    """Which sets of units are ablated together, and how their excess is measured."""
+
+    joint: tuple[str, ...] = ()
+    """Sets to ablate together, such as L2.H5+L3.H7; without any, all core heads at once."""
+    pool: tuple[str, ...] = ()
+    """Units within which minimal super-additive subsets are looked for."""
+    max_size: int = 3
+    """Largest subset of the pool."""
+    limit: int | None = None
+    """Number of rows of each dataset to use, always the same sample; without it, all rows."""
+    memory: int | str = "1GB"
+    """Most bytes to hold beside the model and the results, such as 500_000_000 or 2GB."""
+
 
 DEFAULTS = SuperAdditiveConfig()
 
@@ -86,17 +94,11 @@ def analyse(
 ) -> SuperAdditive:
     """Scan the core heads, every other head, the joint sets and the pool, and analyse all of it.
 
-    Args:
-        model: a classifier of `hc.load`.
-        datasets: batches by name, or batches alone.
-        means: what replaces a removed unit.
-        core: the heads of the heuristic core, or whichever heads are the question.
-        config: the joint sets, the pool, and how their excess is measured.
-        store: folder in which finished batches are kept; the same call continues from there.
-        progress: show a progress bar.
+    The core are the heads of the heuristic core, or whichever heads are the question. The model,
+    the datasets, the means and the store are those of `hc.scan`.
     """
-    units = list(as_units(core))
-    together = [as_units(given) for given in config.joint] or [as_units(units)]
+    units = as_units(core)
+    together = [as_units(given) for given in config.joint] or [units]
     small = [set_label(given) for given in together if len(given) < 2]
     if small:
         raise HcLensError(
@@ -104,8 +106,8 @@ def analyse(
             "give joint sets such as L2.H5+L3.H7"
         )
     within = subsets(config.pool, config.max_size) if config.pool else []
-    singles = [(unit,) for unit in UnitSpace.of(model).heads]
-    singles += [(unit,) for given in (*together, *within) for unit in given]
+    heads = UnitSpace.of(model).heads
+    singles = [(unit,) for given in (heads, *together, *within) for unit in given]
     sets = dict.fromkeys([*singles, *together, *within])
     scanned = scan_rows(
         model,
@@ -117,7 +119,6 @@ def analyse(
         store=store,
         progress=progress,
     )
-    asked = [given for given in sets if len(given) > 1]
-    table = excess(scanned, asked, config)
-    found = minimal(table.loc[table["set"].isin(map(set_label, within))], level=config.level)
+    table = excess(scanned, [given for given in sets if len(given) > 1], config)
+    found = minimal(table.loc[table["set"].isin(map(set_label, within))])
     return SuperAdditive(scanned, layout(scanned.table(), units, together), table, found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import field
 from pathlib import Path
 
-from analyses.superadditive.config import SuperAdditiveConfig
+from analyses.superadditive import SuperAdditiveConfig, analyse
 from hc_lens.cli import options
 from hc_lens.cli.work import BATCHES, Work
+from hc_lens.records import table_bytes
 
 
 @options.changes(SuperAdditiveConfig, "limit")
@@ -26,9 +27,6 @@ class Settings(options.OnRows):
 
 def run(settings: Settings, work: Work) -> None:
     """Do heads do more damage together than the sum of what each does alone?"""
-    from analyses.superadditive import analyse
-    from hc_lens.records import table_bytes
-
     config = SuperAdditiveConfig(**options.given(settings.choices))
     model = work.model(settings.checkpoint)
     data = work.evaluation(model, settings.rows, settings.ood)

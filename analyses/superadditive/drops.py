@@ -1,40 +1,75 @@
 """What sets of units lose together and alone: tables from a scan.
 
-1. `subsets` lists the sets within a pool of units, for a scan.
-2. `excess` compares the drop of each set with the sum of its members' drops, with an interval.
-3. `minimal` keeps the super-additive sets that hold no smaller one.
-4. `layout` is the layout of Tables 3 and 4 of Bhaskar, Friedman and Chen (2024).
+1. The drop of a set S on a case is the full model's mean minus the mean with S ablated; the mean is
+   over rows, of being right by default. A set is super-additive if its drop exceeds the sum of its
+   members' drops: ``excess(S) = drop(S) - sum of drop({i})``.
+2. The excess is the mean over rows of ``(c - c_S) - sum of (c - c_i)``, where c is 1 for a right
+   answer. Its interval is the percentile bootstrap over rows, all sets on the same resamples.
+3. `p` is one-sided, from the excess over its bootstrap standard error; `p_holm` is Holm's
+   correction over all rows of the table, for readers who look for the largest among many.
+4. A super-additive set is minimal if no smaller set within it, of two members or more, is
+   super-additive on the same case.
+
+A drop in accuracy only shows where a decision flips: two units can each move a row half-way to the
+boundary. ``measure="logit"`` asks the same of the gold label's log-odds, which have no boundary.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.special import expit
 from scipy.stats import norm
 
 from analyses.statistics import bootstrap_means, holm
-from analyses.superadditive.config import ExcessConfig
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.metrics import FULL
 from hc_lens.scans.scan import ScanRows
 from hc_lens.units import Unit, UnitSet, as_units, set_label
+
+Measure = Literal["accuracy", "probability", "logit"]
+"""What a drop is a drop of: being right, the gold label's probability, or its log-odds."""
+
+
+@dataclass(frozen=True)
+class ExcessConfig:
+    """How the excess of a set is measured, and its interval."""
+
+    measure: Measure = "accuracy"
+    """What a drop is a drop of: accuracy, the gold label's probability, or its log-odds."""
+    n_resamples: int = 2000
+    """Number of bootstrap resamples."""
+    level: float = 0.95
+    """Coverage of the interval."""
+    seed: int = 0
+    """Seed of the bootstrap; each case has its own stream, so that cases do not change others."""
+
+    def __post_init__(self) -> None:
+        check_choice("a measure", self.measure, get_args(Measure))
+        if self.n_resamples < 100 or not 0 < self.level < 1:
+            raise HcLensError(
+                "expected at least 100 resamples and a level between 0 and 1, got "
+                f"{self.n_resamples} and {self.level}; the defaults are 2000 and 0.95"
+            )
+
 
 DEFAULTS = ExcessConfig()
 
 
 def subsets(pool: Iterable[Unit | str], max_size: int = 3) -> list[tuple[Unit, ...]]:
     """Every subset of a pool of units with one to `max_size` members, small ones first."""
-    units = [as_units(unit)[0] for unit in pool]
+    units = list(map(Unit.parse, pool))
     if len(set(units)) < max(2, len(units)) or max_size < 2:
         raise HcLensError(
             "expected a pool of two or more different units and max_size of at least 2, got "
-            f"{[str(unit) for unit in units]} and {max_size}; remove repeats, or widen the pool"
+            f"{list(map(str, units))} and {max_size}; remove repeats, or widen the pool"
         )
     sizes = range(1, max_size + 1)
     return [as_units(chosen) for size in sizes for chosen in combinations(units, size)]
@@ -53,43 +88,60 @@ def excess(
         sets: the sets to look at; by default every scanned set with two members or more.
         config: the measure and its interval.
     """
-    chosen = [label for label in rows.sets if "+" in label] if sets is None else list(sets)
+    chosen = [label for label in rows.sets if "+" in label] if sets is None else sets
     units = [as_units(given) for given in chosen]
-    if not units or any(len(given) < 2 for given in units):
+    labels, sizes = list(map(set_label, units)), list(map(len, units))
+    if min(sizes, default=0) < 2:
         raise HcLensError(
-            "expected sets of two or more units, got "
-            f"{[set_label(given) for given in units][:3]}; scan joint sets with sets=[[...]]"
+            f"expected sets of two or more units, got {labels[:3]}; scan joint sets with "
+            "sets=[[...]]"
         )
+    labelled = rows.rows.reset_index(drop=True).query("label >= 0")
+    if labelled.empty:
+        raise HcLensError("expected rows with labels, got none; scan a task with labels")
     joint = [rows.index(given) for given in units]
-    members = [[rows.index((unit,)) for unit in given] for given in units]
+    members = [[rows.index(unit) for unit in given] for given in units]
     # What a drop is a drop of, for every set and row.
     values = (rows.correct if config.measure == "accuracy" else rows.logit).astype(np.float64)
     values = expit(values) if config.measure == "probability" else values
-    names = {"set": [set_label(given) for given in units], "size": [len(given) for given in units]}
     parts = []
-    for dataset, case, at in _cases(rows):
-        drops = values[0, at] - values[:, at]
-        summed = np.stack([drops[inside].sum(0) for inside in members])
-        rng = np.random.default_rng([config.seed, zlib.crc32(f"{dataset}\n{case}".encode())])
-        about = {"dataset": dataset, "case": case, **names, "n": len(at)}
-        means = {"drop": drops[joint].mean(1), "sum_of_drops": summed.mean(1)}
-        interval = _interval(drops[joint] - summed, config, rng)
-        parts.append(pd.DataFrame({**about, **means, **interval}))
+    for dataset, of_dataset in labelled.groupby("dataset", sort=False):
+        for case, of_case in of_dataset.groupby("case"):
+            drops = values[0, of_case.index] - values[:, of_case.index]
+            summed = np.stack([drops[alone].sum(0) for alone in members])
+            rng = np.random.default_rng([config.seed, zlib.crc32(f"{dataset}\n{case}".encode())])
+            about = {"dataset": dataset, "case": case, "set": labels, "size": sizes}
+            means = {"drop": drops[joint].mean(1), "sum_of_drops": summed.mean(1)}
+            interval = _interval(drops[joint] - summed, config, rng)
+            parts.append(pd.DataFrame({**about, "n": len(of_case), **means, **interval}))
     table = pd.concat(parts, ignore_index=True)
     table["p_holm"] = holm(table["p"].to_numpy())
     table["superadditive"] = table["low"] > 0
     return table
 
 
-def minimal(table: pd.DataFrame, *, corrected: bool = False, level: float = 0.95) -> pd.DataFrame:
+def _interval(
+    values: Float[np.ndarray, "sets rows"], config: ExcessConfig, rng: np.random.Generator
+) -> dict[str, Float[np.ndarray, "sets"]]:
+    """The mean excess of each set, its bootstrap interval, and a one-sided p-value."""
+    mean = values.mean(1)
+    resampled = bootstrap_means(values, config.n_resamples, rng)
+    ends = [(1 - config.level) / 2, (1 + config.level) / 2]
+    low, high = np.quantile(resampled, ends, axis=0)
+    error = resampled.std(0, ddof=1)
+    # Where no resample differs the excess is either there or not.
+    exact = error == 0
+    p = np.where(exact, mean <= 0, norm.sf(mean / np.where(exact, 1.0, error)))
+    return {"excess": mean, "low": low, "high": high, "p": p}
+
+
+def minimal(table: pd.DataFrame, *, corrected: bool = False) -> pd.DataFrame:
     """The super-additive sets that hold no smaller super-additive set, per dataset and case.
 
-    Args:
-        table: what `excess` returned, for all subsets of a pool.
-        corrected: ask for ``p_holm`` below ``(1 - level) / 2`` instead of an interval above zero.
-        level: coverage, used with `corrected`.
+    The table is what `excess` returned for all subsets of a pool. `corrected` asks for ``p_holm``
+    below 0.025 instead of an interval above zero.
     """
-    is_large = table["p_holm"] < (1 - level) / 2 if corrected else table["superadditive"]
+    is_large = table["p_holm"] < 0.025 if corrected else table["superadditive"]
     kept = []
     for _, part in table.loc[is_large].groupby(["dataset", "case"]):
         sets = {index: frozenset(as_units(label)) for index, label in part["set"].items()}
@@ -106,7 +158,7 @@ def layout(
     is in the label), each core head, each joint set. Columns: (dataset, case, accuracy or change).
     The table is what `hc.scan` returned, with every head alone.
     """
-    labels = [set_label([unit]) for unit in core]
+    labels = [str(unit) for unit in core]
     joined = [set_label(given) for given in joint]
     scanned = table["set"].unique().tolist()
     missing = [label for label in (*labels, *joined) if label not in scanned]
@@ -125,28 +177,3 @@ def layout(
     average = wide.loc[others].mean().to_frame(f"Avg. (non-core, {len(others)} heads)").T
     shown = pd.concat([wide.loc[[FULL]].rename({FULL: "None"}), average, wide.loc[labels + joined]])
     return shown.rename_axis(index="ablated", columns=["dataset", "case", "value"])
-
-
-def _interval(
-    values: Float[np.ndarray, "sets rows"], config: ExcessConfig, rng: np.random.Generator
-) -> dict[str, Float[np.ndarray, "sets"]]:
-    """The mean excess of each set, its bootstrap interval, and a one-sided p-value."""
-    mean = values.mean(1)
-    resampled = bootstrap_means(values, config.n_resamples, rng)
-    ends = [(1 - config.level) / 2, (1 + config.level) / 2]
-    low, high = np.quantile(resampled, ends, axis=0)
-    error = resampled.std(0, ddof=1)
-    # Where no resample differs the excess is either there or not.
-    exact = error == 0
-    p = np.where(exact, mean <= 0, norm.sf(mean / np.where(exact, 1.0, error)))
-    return {"excess": mean, "low": low, "high": high, "p": p}
-
-
-def _cases(rows: ScanRows) -> Iterator[tuple[str, str, Int[np.ndarray, "rows"]]]:
-    """The rows with a label of each dataset and case, cases by name."""
-    labelled = rows.rows.reset_index(drop=True).query("label >= 0")
-    if labelled.empty:
-        raise HcLensError("expected rows with labels, got none; scan a task with labels")
-    for dataset, part in labelled.groupby("dataset", sort=False):
-        for case, inside in part.groupby("case"):
-            yield str(dataset), str(case), inside.index.to_numpy()

@@ -18,23 +18,24 @@ Exact pair effects cost one run per pair. This screen costs one run per unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.functional import hessian, jacobian
 from tqdm.auto import tqdm
 
 from analyses.statistics import rank_correlation
-from analyses.superadditive.config import ExcessConfig, ScreenConfig
-from analyses.superadditive.drops import excess
+from analyses.superadditive.drops import ExcessConfig, excess
 from hc_lens.data.batches import Batches
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.ablate import masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import log_odds
@@ -42,9 +43,40 @@ from hc_lens.protocols import BatchLike, Model
 from hc_lens.scans.scan import scan_rows
 from hc_lens.units import Unit, UnitSpace, set_label
 
+Smooth = Literal["probability", "logit"]
+"""The measures that have a gradient."""
+Method = Literal["gradient", "hessian"]
+"""How an interaction is estimated."""
+
+
+@dataclass(frozen=True)
+class ScreenConfig(ExcessConfig):
+    """How the interactions of pairs are estimated, and which pairs are measured."""
+
+    measure: Smooth = "probability"
+    """What the interaction is in: the gold label's probability, or its log-odds."""
+    method: Method = "gradient"
+    """How an interaction is estimated: exact in one unit of the pair, or second order in both."""
+    top: int = 20
+    """Number of pairs with the largest estimates to measure."""
+    check: int | None = 40
+    """Number of random pairs to measure, drawn from all; None measures every pair."""
+    memory: int | str = "1GB"
+    """Most bytes to hold beside the model and the results, such as 500_000_000 or 2GB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("a method", self.method, get_args(Method))
+        check_choice("a measure", self.measure, get_args(Smooth))
+        if self.top < 0 or (self.check is not None and self.check < 3):
+            raise HcLensError(
+                f"expected top of at least 0 and check of at least 3 pairs, got {self.top} and "
+                f"{self.check}; an estimate is not given without its rank correlation with the "
+                "truth"
+            )
+
+
 DEFAULTS = ScreenConfig()
-Total = Callable[[Float[Tensor, "units"]], Float[Tensor, ""]]
-"""What `_total` is for one batch: a function of the mask."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +92,6 @@ class Screen:
     """Spearman's rank correlation of the estimate with the measurement: pairs (random or top),
     against (the measure or accuracy), n, spearman, p. Only the random pairs stand for the pool."""
 
-    @property
-    def spearman(self) -> float:
-        """Rank correlation with the measured interactions over the random pairs."""
-        return float(self.correlations["spearman"].iloc[0])
-
 
 def screen(
     model: Model,
@@ -77,51 +104,32 @@ def screen(
 ) -> Screen:
     """Estimate the interaction of every pair of units; measure the largest and a random sample.
 
-    Args:
-        model: a classifier of `hc.load`.
-        batches: `hc.Batches` with labels.
-        means: what replaces a removed unit.
-        units: the pool; by default every unit of the model.
-        config: the method, the measure, and which pairs are measured.
-        progress: show progress bars.
+    The pairs are those of `units`, by default of every unit of the model. The rows need labels;
+    ``batches.of_cases("swap")`` has those of one case.
     """
     space, source = UnitSpace.of(model), as_source(means)
     source.check(model, space)
-    pool = range(len(space)) if units is None else space.indices(units)
+    pool = space.indices(space if units is None else units)
     if len(pool) < 2:
         raise HcLensError(f"expected at least two units in the pool, got {len(pool)}; name more")
-    if config.case is not None and not source.row_wise:
-        raise HcLensError(
-            f"expected no case with {type(source).__name__}, which needs the rows of a batch "
-            "together; make batches of this case alone"
-        )
-    chosen = batches if config.case is None else batches.of_cases(config.case)
-    matrix = _estimate(model, chosen, source, list(pool), config, progress)
-    pairs = list(combinations(range(len(pool)), 2))
-    estimates = pd.DataFrame(
-        {
-            "set": [set_label([space[pool[i]], space[pool[j]]]) for i, j in pairs],
-            "estimate": [float(matrix[i, j]) for i, j in pairs],
-        }
-    ).sort_values("estimate", ascending=False, ignore_index=True, kind="stable")
+    matrix = _estimate(model, batches, source, pool, config, progress).numpy()
+    pairs = [set_label(pair) for pair in combinations([space[index] for index in pool], 2)]
+    estimates = pd.DataFrame({"set": pairs, "estimate": matrix[np.triu_indices(len(pool), 1)]})
+    estimates = estimates.sort_values("estimate", ascending=False, ignore_index=True, kind="stable")
     # Measured are the largest estimates and a random sample of all.
     numbers = np.arange(len(pairs))
     drawn = np.random.default_rng(config.seed).permutation(len(pairs))[: config.check]
     picked = estimates.assign(top=numbers < config.top, random=np.isin(numbers, drawn))
     picked = picked.loc[picked["top"] | picked["random"]].reset_index(drop=True)
     wanted = [label.split("+") for label in picked["set"]]
-    members = dict.fromkeys(unit for pair in wanted for unit in pair)
-    data, sets = {batches.name: chosen}, [*members, *wanted]
-    scanned = scan_rows(model, data, means, sets, memory=config.memory, progress=progress)
+    sets = [*dict.fromkeys(unit for pair in wanted for unit in pair), *wanted]
+    scanned = scan_rows(model, batches, means, sets, memory=config.memory, progress=progress)
     # One case for all rows: the screen is of their mean, whatever cases they are of.
-    scanned = replace(scanned, rows=scanned.rows.assign(case=config.case or "all"))
-    asked = ExcessConfig(config.measure, config.n_resamples, seed=config.seed)
-    exact = excess(scanned, wanted, asked)
-    right = excess(scanned, wanted, replace(asked, measure="accuracy"))
-    measured = picked.assign(
-        **{name: exact[name] for name in ("excess", "low", "high")},
-        accuracy_excess=right["excess"],
-    )
+    scanned = replace(scanned, rows=scanned.rows.assign(case="all"))
+    exact = excess(scanned, wanted, config)
+    right = excess(scanned, wanted, ExcessConfig(n_resamples=config.n_resamples))
+    measured = picked.join(exact[["excess", "low", "high"]])
+    measured["accuracy_excess"] = right["excess"]
     return Screen(estimates, measured, _correlations(measured, config.measure))
 
 
@@ -135,8 +143,8 @@ def _estimate(
 ) -> Float[Tensor, "pool pool"]:
     """The estimated excess of every pair, symmetric; the diagonal means nothing."""
     dtype = torch.promote_types(model.cfg.dtype, torch.float32)
-    full = torch.ones(len(UnitSpace.of(model)), device=model.cfg.device, dtype=dtype)
-    estimate = _by_gradient if config.method == "gradient" else _by_hessian
+    without_each = 1 - torch.eye(len(pool), device=model.cfg.device, dtype=dtype)
+    full = torch.ones_like(without_each[0])
     sums = torch.zeros(len(pool), len(pool), dtype=torch.float64)
     n_rows = 0
     for batch in tqdm(batches, desc="screen", disable=not progress, leave=False):
@@ -144,35 +152,16 @@ def _estimate(
             raise HcLensError(
                 "expected rows with labels, got rows without; scan a task with labels"
             )
-        total = partial(_total, model, batches, batch, source.on(batch), config.measure)
-        sums += estimate(total, full, pool).double().cpu()
+        total = partial(_total, model, batches, batch, source.on(batch), config.measure, pool)
+        if config.method == "hessian":
+            curvature: Any = hessian(total, full)
+            found = -curvature
+        else:
+            gradients = [jacobian(total, entries) for entries in (full, *without_each)]
+            found = torch.stack(gradients[1:]) - gradients[0]
+        sums += found.double().cpu()
         n_rows += len(batch.rows)
     return (sums + sums.T) / (2 * n_rows)
-
-
-def _by_gradient(
-    total: Total, full: Float[Tensor, "units"], pool: list[int]
-) -> Float[Tensor, "pool pool"]:
-    """The change of the gradient when each unit is removed, summed over the rows."""
-
-    def gradient(removed: list[int]) -> Tensor:
-        mask = full.clone()
-        mask[removed] = 0.0
-        mask.requires_grad_()
-        return torch.autograd.grad(total(mask), mask)[0][pool]
-
-    whole = gradient([])
-    return torch.stack([gradient([unit]) - whole for unit in pool])
-
-
-def _by_hessian(
-    total: Total, full: Float[Tensor, "units"], pool: list[int]
-) -> Float[Tensor, "pool pool"]:
-    """Minus the Hessian at the full model, summed over the rows, a row of it at a time."""
-    mask = full.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(total(mask), mask, create_graph=True)
-    rows = [torch.autograd.grad(gradient[i], mask, retain_graph=True)[0][pool] for i in pool]
-    return -torch.stack(rows)
 
 
 def _total(
@@ -180,10 +169,13 @@ def _total(
     batches: Batches,
     batch: BatchLike,
     source: Source,
-    measure: str,
-    mask: Float[Tensor, "units"],
+    measure: Smooth,
+    pool: list[int],
+    entries: Float[Tensor, "pool"],
 ) -> Float[Tensor, ""]:
-    """The measure under a mask, summed over the rows of a batch."""
+    """The measure summed over the rows of a batch, under a mask with these entries for the pool."""
+    mask = entries.new_ones(len(UnitSpace.of(model)))
+    mask[pool] = entries
     with torch.enable_grad(), masked(model, mask, source):
         log_probs = batches.log_probs(model(**batch.inputs))
     if measure == "logit":

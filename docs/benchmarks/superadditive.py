@@ -26,8 +26,16 @@ import pandas as pd
 import torch
 
 import hc_lens as hc
-from analyses.superadditive import excess, holm, layout, minimal, screen, subsets
-from analyses.superadditive.config import ExcessConfig, ScreenConfig
+from analyses.superadditive import (
+    ExcessConfig,
+    ScreenConfig,
+    excess,
+    holm,
+    layout,
+    minimal,
+    screen,
+    subsets,
+)
 from hc_lens.scans.scan import ScanRows, scan_rows
 from hc_lens.units import as_units, pairs
 
@@ -117,8 +125,8 @@ def main() -> None:
     print(f"\nscreen of all pairs of units on {case}")
     for method in ("gradient", "hessian"):
         for measure in ("probability", "logit"):
-            config = ScreenConfig(case, method, measure, top=0, check=args.check, n_resamples=100)
-            found = screen(model, batches, means, config=config, progress=False)
+            config = ScreenConfig(measure, n_resamples=100, method=method, top=0, check=args.check)
+            found = screen(model, batches.of_cases(case), means, config=config, progress=False)
             for row in found.correlations[found.correlations["pairs"] == "random"].itertuples():
                 print(
                     f"  {method:>8} of the {measure:<11} against exact {row.against:<11} "

@@ -223,7 +223,7 @@ def test_bad_tables_are_errors_that_say_what_to_do():
         effective_size(table.assign(sparsity="50%"), models)
     with pytest.raises(HcLensError, match=r"sparsity of the table of runs as fractions.* got 50"):
         effective_size(table.assign(sparsity=50), models)
-    with pytest.raises(HcLensError, match="sparsity in every row"):
+    with pytest.raises(HcLensError, match=r"column sparsity .* in every row, got nan"):
         effective_size(table.assign(sparsity=math.nan), models)
     with pytest.raises(HcLensError, match="got none; is the sweep done"):
         effective_size(table.iloc[:0], models)
