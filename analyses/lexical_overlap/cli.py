@@ -10,7 +10,7 @@ import pandas as pd
 from analyses.lexical_overlap import figure, heat_maps, scores
 from hc_lens.attention.patterns import word_batches
 from hc_lens.cli import options
-from hc_lens.cli.work import Work, quiet_reading
+from hc_lens.cli.work import Work
 
 
 @options.section()
@@ -32,27 +32,20 @@ class Settings:
 def run(settings: Settings, work: Work) -> None:
     """Which heads look from a word to the same word in the other sentence?"""
     model, spec = work.model(settings.checkpoint), settings.rows
-    with quiet_reading(work.progress):
-        rows = word_batches(
-            model,
-            spec.read(),
-            spec.split,
-            limit=spec.limit,
-            seed=spec.seed,
-            max_length=spec.max_length,
-            token_budget=spec.token_budget,
-        )
+    rows = word_batches(
+        model,
+        spec.read(),
+        spec.split,
+        limit=spec.limit,
+        seed=spec.seed,
+        max_length=spec.max_length,
+        token_budget=spec.token_budget,
+    )
     work.reads(rows.name, rows.batches.fingerprint, f"{rows.n_rows} rows")
     if not work.begin(highest):
         return
-    with quiet_reading(work.progress):
-        table = scores(
-            model,
-            rows,
-            n_bootstrap=settings.n_bootstrap,
-            seed=settings.seed,
-            progress=work.progress,
-        )
+    chosen = {"n_bootstrap": settings.n_bootstrap, "seed": settings.seed}
+    table = scores(model, rows, **chosen, progress=work.progress)
 
     def draw(folder: Path) -> None:
         figure(table, mark=settings.mark).savefig(folder / "heads.png", dpi=150)

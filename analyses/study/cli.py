@@ -14,7 +14,7 @@ from analyses.study.config import demo as demo_config
 from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
 from hc_lens.cli.sweep import Evaluation, named_models
-from hc_lens.cli.work import SETTINGS, Work, quiet_reading
+from hc_lens.cli.work import SETTINGS, Work
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
 
@@ -140,16 +140,15 @@ def report(settings: Report, work: Work) -> None:
 def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
     from analyses.study.steps import FACTS, run, summary
 
-    with quiet_reading(work.progress):
-        page = run(
-            config,
-            work.folder,
-            command=work.call.line,
-            workers=workers,
-            progress=work.progress,
-            say=work.note,
-            force=work.output.force,
-        )
+    page = run(
+        config,
+        work.folder,
+        command=work.call.line,
+        workers=workers,
+        progress=work.progress,
+        say=work.note,
+        force=work.output.force,
+    )
     write_file(work.folder / SETTINGS, work.settings_text())
     facts = json.loads((work.folder / FACTS).read_text(encoding="utf-8"))
     marks = {True: "+", False: "-", None: " "}

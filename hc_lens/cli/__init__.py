@@ -113,9 +113,11 @@ def call(command: str, run: Callable[..., None], arguments: Sequence[str]) -> No
 
     called = parse(command, run, arguments)
     if called is not None:
-        from hc_lens.cli.work import Work
+        from hc_lens.cli.work import Work, quiet_reading
 
-        run(called.settings, Work(called))
+        work = Work(called)
+        with quiet_reading(work.progress):
+            run(called.settings, work)
 
 
 def analyses() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Annotated
 
 from hc_lens.cli import options
-from hc_lens.cli.work import SETTINGS, Work, quiet_reading
+from hc_lens.cli.work import SETTINGS, Work
 from hc_lens.errors import HcLensError
 from hc_lens.finetuning.config import FinetuneConfig
 from hc_lens.records import MARKER, write_file
@@ -91,16 +91,15 @@ def run(settings: Settings, work: Work) -> None:
     work.give_up(KIND, "optimizer")
     new = not (work.folder / MARKER).exists()
     try:
-        with quiet_reading(work.progress):
-            result = finetune(
-                settings.model,
-                task,
-                work.folder,
-                config,
-                evaluation=evaluation,
-                device=settings.device,
-                progress=work.progress,
-            )
+        result = finetune(
+            settings.model,
+            task,
+            work.folder,
+            config,
+            evaluation=evaluation,
+            device=settings.device,
+            progress=work.progress,
+        )
     finally:
         # A folder of another run, which was refused, keeps its own settings.
         if new and (work.folder / MARKER).is_file():

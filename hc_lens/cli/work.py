@@ -117,8 +117,7 @@ class Work:
 
     def rows(self, model: HookedModel, spec: DataSpec) -> Batches:
         """The rows of a description, in batches for the model."""
-        with quiet_reading(self.progress):
-            batches = spec.batches(model)
+        batches = spec.batches(model)
         cut = f", {batches.n_truncated} of them cut" if batches.n_truncated else ""
         self.reads(batches.name, batches.fingerprint, f"{batches.n_rows} rows{cut}")
         return batches
@@ -186,8 +185,7 @@ class Work:
                 "means, or zero"
             )
         if isinstance(rows, DataSpec):
-            with quiet_reading(self.progress):
-                rows = rows.batches(model)
+            rows = rows.batches(model)
         self.note(f"collecting means over {rows.n_rows} rows of {rows.name}")
         means = collect_means(model, rows, progress=self.progress)
         self.keep_means(means)
