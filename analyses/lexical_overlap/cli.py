@@ -41,7 +41,7 @@ def run(settings: Settings, work: Work) -> None:
         max_length=spec.max_length,
         token_budget=spec.token_budget,
     )
-    work.reads(rows.name, rows.batches.fingerprint, f"{rows.n_rows} rows")
+    work.reads(rows.name, rows.fingerprint, f"{rows.n_rows} rows")
     if not work.begin(highest):
         return
     chosen = {"n_bootstrap": settings.n_bootstrap, "seed": settings.seed}

@@ -12,34 +12,30 @@ A pattern is [batch, head, query, key]: what share of its attention each query g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 import torch
 from datasets import Dataset
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hc_lens.attention.words import Row, Words, align, stack
-from hc_lens.data.batches import Batches, sample
+from hc_lens.attention.words import Row, Words, align, align_batch
+from hc_lens.data.batches import Batch, Batches, sample
+from hc_lens.data.labels import NO_LABEL
 from hc_lens.data.task import Task
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_count
 from hc_lens.masks.hooks import Handle
-from hc_lens.models.inputs import Side, Text, encode, mask_of, tokenizer_of
+from hc_lens.models.inputs import Side, Text, encode, tokenizer_of
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
 
 See = Callable[[int, Float[Tensor, "batch head query key"]], None]
 """What `visit` calls: the layer and its pattern."""
-
-
-def pattern_name(layer: int) -> str:
-    """Hook point of the attention pattern of a layer."""
-    return f"blocks.{layer}.attn.hook_pattern"
 
 
 class Batching(TypedDict, total=False):
@@ -53,48 +49,27 @@ class Batching(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class WordBatch:
+class WordBatch(Batch):
     """Rows ready for the model, with the words and sentences of their tokens."""
 
-    inputs: dict[str, Tensor]
-    """Keyword arguments of the model."""
     words: Words
     """Words and sentences of the tokens."""
-    rows: Int[Tensor, " batch"]
-    """Position of each row in ``task.dataset(split)``, or among the texts given."""
     own: tuple[Row, ...] | None = None
     """In swapped batches: each row as it is with its own second sentence."""
 
-    def __len__(self) -> int:
-        return len(self.words.rows)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WordBatches:
-    """The rows of a task's split with their words: re-iterable, the same at every pass."""
+class WordBatches(Batches):
+    """Batches without labels whose rows have their words."""
 
-    batches: Batches
-    """The batches that the model reads."""
     texts: Dataset
-    """The one or two texts of each row, in the order that the batches count in."""
-    rows: Int[Tensor, " rows"]
-    """Position of each of these rows in ``task.dataset(split)``."""
+    """The one or two texts of each row of the split."""
     _model: Model
     """The model that the batches were made for."""
     _settings: Batching
     """How the batches were made."""
     _own: Dataset | None = None
-    """In swapped batches: the texts of each row as they were."""
-
-    @property
-    def name(self) -> str:
-        """Task and split, such as ``"mnli/train"``."""
-        return self.batches.name
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows in one pass."""
-        return self.batches.n_rows
+    """In swapped batches: the texts of each row of the split as they were."""
 
     @property
     def n_texts(self) -> int:
@@ -104,7 +79,7 @@ class WordBatches:
     @property
     def swappable(self) -> bool:
         """Whether the rows are pairs with at least two different second sentences."""
-        return self.n_texts == 2 and len(set(self.texts[self.texts.column_names[1]][:])) > 1
+        return self.n_texts == 2 and len(set(self._seconds())) > 1
 
     def swapped(self, seed: int = 0) -> WordBatches:
         """The same first sentences, each with another row's second: as long, but another text."""
@@ -114,32 +89,32 @@ class WordBatches:
                 f"in {self.name}; use a task with two text columns, and more rows"
             )
         first, second = self.texts.column_names
-        sentences = self.texts[second][:]
-        foreign = [sentences[at] for at in _partners(sentences, seed)]
+        foreign, sentences = self.texts[second][:], self._seconds()
+        for row, partner in zip(self.rows.tolist(), _partners(sentences, seed), strict=True):
+            foreign[row] = sentences[partner]
         texts = Dataset.from_dict({first: self.texts[first][:], second: foreign})
         # A pair that fits the context may not fit with a longer second sentence.
         context = min(self._model.cfg.n_ctx, tokenizer_of(self._model).model_max_length)
         max_length = self._settings.get("max_length") or context
         settings: Batching = {**self._settings, "max_length": max_length}
-        batches = _batches(self._model, texts, self.name, settings)
-        return WordBatches(batches, texts, self.rows, self._model, settings, self.texts)
+        swapped = _with_words(self._model, texts, self.rows.tolist(), self.name, settings)
+        return replace(swapped, _own=self.texts)
+
+    def gather(self, indices: Sequence[int], width: int | None = None) -> WordBatch:
+        """One batch of any rows, by their indices in `rows`, with their words."""
+        batch, tokenizer = super().gather(indices, width), tokenizer_of(self._model)
+        separator, rows = self._settings.get("separator"), batch.rows.tolist()
+        words = align_batch(tokenizer, _pick(self.texts, rows), batch.inputs, separator)
+        if self._own is None:
+            return WordBatch(**vars(batch), words=words)
+        own = align(tokenizer, _pick(self._own, rows), separator=separator)
+        return WordBatch(**vars(batch), words=words, own=tuple(own))
 
     def __iter__(self) -> Iterator[WordBatch]:
-        tokenizer = tokenizer_of(self._model)
-        separator = self._settings.get("separator")
-        for batch in self.batches:
-            rows = batch.rows.tolist()
-            words = _words(tokenizer, _pick(self.texts, rows), batch.inputs, separator)
-            own = None
-            if self._own is not None:
-                own = tuple(align(tokenizer, _pick(self._own, rows), separator=separator))
-            yield WordBatch(batch.inputs, words, self.rows[rows], own)
+        return (self.gather(*planned) for planned in self._plan)
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __repr__(self) -> str:
-        return f"WordBatches({self.name}: {self.n_rows} rows in {len(self)} batches)"
+    def _seconds(self) -> list[str]:
+        return [texts[-1] for texts in _pick(self.texts, self.rows.tolist())]
 
 
 def word_batches(
@@ -156,17 +131,11 @@ def word_batches(
     """
     # The model's tokenizer is tried first, so that a slow one is refused before rows are read.
     align(tokenizer_of(model), [("a",)])
-    if split is None:
-        split = task.splits[0] if len(task.splits) == 1 else "train"
-    if limit is not None and limit < 1:
-        raise HcLensError(
-            f"expected limit as a whole number above 0, got {limit}; leave it out for all rows"
-        )
-    table = task.dataset(split)
-    positions = sample(len(table), limit, settings.get("seed", 0))
-    texts = table.select_columns(list(task.columns)).select(positions)
-    batches = _batches(model, texts, f"{task.name}/{split}", settings)
-    return WordBatches(batches, texts, torch.tensor(positions), model, settings)
+    if limit is not None:
+        check_count("limit", limit)
+    texts = task.dataset(split).select_columns(list(task.columns))
+    rows = sample(len(texts), limit, settings.get("seed", 0))
+    return _with_words(model, texts, rows, f"{task.name}/{task.split_named(split)}", settings)
 
 
 def word_batch(
@@ -180,43 +149,34 @@ def word_batch(
             f"expected all sentences or all pairs, got {len(rows)} texts of both kinds or none; "
             "pass one kind at a time"
         )
-    joined = given if separator is None else [separator.join(row) for row in rows]
-    inputs = encode(model, joined)
-    words = _words(tokenizer_of(model), rows, inputs, separator)
-    return WordBatch(inputs, words, torch.arange(len(rows)))
+    inputs = encode(model, given if separator is None else [separator.join(row) for row in rows])
+    words = align_batch(tokenizer_of(model), rows, inputs, separator)
+    labels, cases = torch.full((len(rows),), NO_LABEL), ("all",) * len(rows)
+    return WordBatch(inputs, labels, cases, torch.arange(len(rows)), words)
 
 
-def visit(
-    model: Model, batch: WordBatch | BatchLike, see: See, layers: Iterable[int] | None = None
-) -> None:
+def visit(model: Model, batch: BatchLike, see: See, layers: Iterable[int] | None = None) -> None:
     """Run the model on one batch and call ``see(layer, pattern)`` as each layer attends.
 
     Hooks that are on the model stay, so masks and ablations count. `layers` are all by default.
     """
     wanted = range(UnitSpace.of(model).n_layers) if layers is None else layers
-    names = {pattern_name(layer): layer for layer in wanted}
-    missing = [name for name in names if name not in getattr(model, "hook_dict", {})]
-    if missing:
-        raise HcLensError(
-            f"expected the hook points {missing[:3]} on the model, got a {type(model).__name__} "
-            "without them; load the model with hc.load, or pass a HookedEncoder, "
-            "HookedTransformer or TransformerBridge"
-        )
-    seen: set[int] = set()
+    layer_of = {f"blocks.{layer}.attn.hook_pattern": layer for layer in wanted}
+    silent = dict(layer_of)
 
-    def read(layer: int, pattern: Tensor) -> None:
-        seen.add(layer)
-        see(layer, pattern)
+    def read(name: str, pattern: Tensor) -> None:
+        silent.pop(name, None)
+        see(layer_of[name], pattern)
 
-    edits = {name: partial(read, layer) for name, layer in names.items()}
+    known = getattr(model, "hook_dict", {})
+    edits = {name: partial(read, name) for name in layer_of if name in known}
     with torch.no_grad(), Handle(model, edits):
         model(**batch.inputs)
-    silent = [name for name, layer in names.items() if layer not in seen]
     if silent:
         raise HcLensError(
-            f"expected the hook points {silent[:3]} to fire, they did not; the model computes its "
-            "attention without a pattern (fused attention): load it with hc.load, or with "
-            "attn_implementation='eager'"
+            f"expected the hook points {[*silent][:3]} to fire, they did not; the model computes "
+            "its attention without a pattern (fused attention) or has no such hook points: load it "
+            "with hc.load, or with attn_implementation='eager'"
         )
 
 
@@ -236,7 +196,7 @@ def check_heads(model: Model, heads: Iterable[Unit | str] | str | None) -> list[
 
 
 def patterns(
-    model: Model, batch: WordBatch | BatchLike, heads: Iterable[Unit | str] | str | None = None
+    model: Model, batch: BatchLike, heads: Iterable[Unit | str] | str | None = None
 ) -> Float[Tensor, "batch head query key"]:
     """The patterns of some heads (all by default) on one batch, in the order of `heads`."""
     units = check_heads(model, heads)
@@ -251,33 +211,20 @@ def patterns(
     return torch.stack([kept[unit] for unit in units], dim=1)
 
 
-def _batches(model: Model, texts: Dataset, name: str, settings: Batching) -> Batches:
+def _with_words(
+    model: Model, texts: Dataset, rows: list[int], name: str, settings: Batching
+) -> WordBatches:
+    """Some rows of a split, whose texts are given, in batches with their words."""
     task_name, _, split = name.rpartition("/")
-    task = Task.from_rows({split: texts}, columns=texts.column_names, label=None, name=task_name)
-    return task.batches(model, split, **settings)
+    chosen = {split: texts.select(rows)}
+    task = Task.from_rows(chosen, columns=texts.column_names, label=None, name=task_name)
+    made = replace(task.batches(model, split, **settings), rows=torch.tensor(rows))
+    return WordBatches(**vars(made), texts=texts, _model=model, _settings=settings)
 
 
 def _pick(texts: Dataset, rows: list[int]) -> list[tuple[str, ...]]:
     chosen = texts[rows]
     return list(zip(*(chosen[name] for name in texts.column_names), strict=True))
-
-
-def _words(
-    tokenizer: Any,
-    texts: Sequence[tuple[str, ...]],
-    inputs: Mapping[str, Tensor],
-    separator: str | None,
-) -> Words:
-    """The words of a batch's tokens; the tokenizer must give the ids that the batch has."""
-    mask = mask_of(inputs)
-    rows = align(tokenizer, texts, mask.sum(1).tolist(), separator)
-    for row, ids, real in zip(rows, inputs["input"], mask.bool(), strict=True):
-        if ids[real].tolist() != list(row.ids):
-            raise HcLensError(
-                "expected the tokenizer to give the same ids twice, got other ids for the row "
-                f"{row.words[:4]}...; has the model's tokenizer been changed since?"
-            )
-    return stack(rows, mask)
 
 
 def _partners(sentences: list[str], seed: int) -> list[int]:

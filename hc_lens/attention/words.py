@@ -13,16 +13,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Int
+from tokenizers import Encoding
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
-from hc_lens.models.inputs import pad
+from hc_lens.models.inputs import mask_of
 
 NONE = -1
 """Sentence and word of a token that has none."""
@@ -68,11 +70,6 @@ class Words:
     separator: Bool[Tensor, "batch pos"]
     """Whether each token is a separator."""
 
-    @property
-    def special(self) -> Bool[Tensor, "batch pos"]:
-        """Whether each token is special or a separator; pads are not."""
-        return self.mask & (self.word == NONE)
-
 
 def align(
     tokenizer: Any,
@@ -82,11 +79,8 @@ def align(
 ) -> list[Row]:
     """Tokenise rows of one or two texts and find the words of each token.
 
-    Args:
-        tokenizer: a fast tokenizer of transformers.
-        texts: the one or two texts of each row.
-        lengths: number of tokens of each row where rows may have been cut.
-        separator: text between the two texts, if they go in as one.
+    `lengths` are the numbers of tokens to which rows were cut, `separator` is the text between two
+    texts that go in as one.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise HcLensError(
@@ -95,51 +89,57 @@ def align(
             "(AutoTokenizer.from_pretrained with a tokenizer.json) and pass tokenizer= to hc.load"
         )
     inputs = list(texts) if separator is None else [(separator.join(row),) for row in texts]
-    whole = _encode(tokenizer, inputs, None)
     rows = []
-    for index, row in enumerate(texts):
-        encoding, at = whole, index
-        if lengths is not None and len(whole["input_ids"][index]) > lengths[index]:
-            encoding, at = _encode(tokenizer, [inputs[index]], lengths[index]), 0
-        parts = None if separator is None else (len(row[0]), len(row[0]) + len(separator))
-        rows.append(_row(tokenizer, encoding, at, inputs[index], parts))
+    for index, encoding in enumerate(_encode(tokenizer, inputs, None)):
+        if lengths is not None and len(encoding.ids) > lengths[index]:
+            (encoding,) = _encode(tokenizer, [inputs[index]], lengths[index])
+        n_first = len(texts[index][0])
+        parts = None if separator is None else (n_first, n_first + len(separator))
+        rows.append(_row(tokenizer, encoding, inputs[index], parts))
     return rows
 
 
-def stack(rows: Sequence[Row], mask: Int[Tensor, "batch pos"]) -> Words:
-    """The rows laid out as in a batch, whose pads (on either side) are 0 in `mask`."""
-    # A row whose last token is real has its pads, if any, on the left.
-    side = "left" if bool((mask[:, -1] == 1).all()) else "right"
-    width = mask.shape[1]
+def align_batch(
+    tokenizer: Any,
+    texts: Sequence[tuple[str, ...]],
+    inputs: Mapping[str, Tensor],
+    separator: str | None,
+) -> Words:
+    """The words of a batch's tokens; the tokenizer must give the ids that the batch has."""
+    mask = mask_of(inputs).bool()
+    rows = align(tokenizer, texts, mask.sum(1).tolist(), separator)
+    for row, ids, real in zip(rows, inputs["input"], mask, strict=True):
+        if ids[real].tolist() != list(row.ids):
+            raise HcLensError(
+                "expected the tokenizer to give the same ids twice, got other ids for the row "
+                f"{row.words[:4]}...; has the model's tokenizer been changed since?"
+            )
 
-    def layout(values: list[tuple[int, ...]], fill: int) -> Tensor:
-        return pad(values, fill, side, width).to(mask.device)
+    def laid_out(values: Iterable[Sequence[int]], fill: int) -> Int[Tensor, "batch pos"]:
+        real = torch.tensor([value for row in values for value in row], device=mask.device)
+        return torch.full(mask.shape, fill, device=mask.device).masked_scatter(mask, real.long())
 
     return Words(
         rows=tuple(rows),
-        mask=mask.bool(),
-        sentence=layout([row.sentences for row in rows], NONE),
-        word=layout([row.word_ids for row in rows], NONE),
-        separator=layout([tuple(map(int, row.separators)) for row in rows], 0).bool(),
+        mask=mask,
+        sentence=laid_out((row.sentences for row in rows), NONE),
+        word=laid_out((row.word_ids for row in rows), NONE),
+        separator=laid_out((row.separators for row in rows), 0).bool(),
     )
 
 
-def _encode(tokenizer: Any, rows: Sequence[tuple[str, ...]], length: int | None) -> Any:
-    return tokenizer(
-        *(list(column) for column in zip(*rows, strict=True)),
-        truncation=length is not None,
-        max_length=length,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
+def _encode(tokenizer: Any, rows: Sequence[tuple[str, ...]], length: int | None) -> list[Encoding]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    cut = length is not None
+    return tokenizer(*columns, truncation=cut, max_length=length, verbose=False).encodings
 
 
 def _row(
-    tokenizer: Any, encoding: Any, at: int, texts: tuple[str, ...], parts: tuple[int, int] | None
+    tokenizer: Any, encoding: Encoding, texts: tuple[str, ...], parts: tuple[int, int] | None
 ) -> Row:
-    """One row of an encoding; `parts` are the ends of the first text and of the separator."""
-    ids, spans = encoding["input_ids"][at], encoding["offset_mapping"][at]
-    sides, given = encoding.sequence_ids(at), encoding.word_ids(at)
+    """The row of an encoding; `parts` are the ends of the first text and of the separator."""
+    ids, spans, sides = encoding.ids, encoding.offsets, encoding.sequence_ids
+    given = encoding.word_ids
     if any(side is not None and word is None for side, word in zip(sides, given, strict=True)):
         raise HcLensError(
             f"expected word ids for every token of {texts[0]!r}, got None at some; the tokenizer "
@@ -160,7 +160,7 @@ def _row(
         and (side is not None or token == tokenizer.sep_token_id or position in between)
         for position, (token, side, sentence) in enumerate(zip(ids, sides, sentences, strict=True))
     )
-    tokens = _readable(tokenizer.convert_ids_to_tokens(ids), texts, pieces)
+    tokens = _readable(encoding.tokens, texts, pieces)
     word_ids, words = _words(texts, sentences, given, pieces)
     return Row(tuple(ids), tuple(tokens), tuple(sentences), word_ids, separators, words)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hc_lens.cli.options import Checkpoint, Ood, Output, Replacement, Rows, Store
-    from hc_lens.data import Batches
+    from hc_lens.data.batches import Batches
     from hc_lens.masks.means import Means
     from hc_lens.masks.replacements import Source
     from hc_lens.models.loading import HookedModel

@@ -1,33 +1,41 @@
-"""Tokenised rows into batches of about equal length.
+"""Rows of text into batches of about equal length.
 
-1. Sort the rows by their number of tokens; rows of one length are in an order drawn
-   from the seed.
-2. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token
-   budget, or before more than a tenth of it is padding.
-3. Shuffle the batches with the same seed.
-4. Pad a batch to its own longest row, no further.
-5. `Batches.restore` undoes the order: each batch knows the positions of its rows in the split.
-6. `Batches.limited` and `Batches.of_cases` choose rows from batches that are already made: the
-   batches keep their order and their width, and the rows that were not chosen drop out.
+1. Tokenise with the model's own tokenizer: a pair goes in as ``tokenizer(text_a, text_b)``, or as
+   one text with `separator` in between. A row longer than the model's context is an error, unless
+   `max_length` was given: then it is cut, the longer text first.
+2. Keep the ids in an arrow file under the datasets cache, named by a hash of texts, tokenizer and
+   settings, and memory-map it: the same rows are never tokenised twice.
+3. Sort the rows by their number of tokens; rows of one length are in an order drawn from the seed.
+4. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token
+   budget, or before more than a tenth of it is padding. Shuffle the batches with the same seed.
+5. Pad a batch to its own longest row, no further.
+6. `Batches.restore` undoes the order. `Batches.limited` and `Batches.of_cases` choose rows from
+   batches that are already made: these keep their order and their width.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, config
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hc_lens.errors import HcLensError
-from hc_lens.models.inputs import Padding, mask_of
-from hc_lens.protocols import BatchesLike
+from hc_lens.errors import HcLensError, check_choice, check_count
+from hc_lens.models.inputs import Padding, is_encoder, mask_of, tokenizer_of
+from hc_lens.protocols import BatchesLike, Model
 from hc_lens.records import digest
 
 MOST_PADDING = 0.1
 """Largest share of padding in a batch."""
+_FORMAT = 1
+"""Format of a cached table; raised when its columns change, so that older files are not read."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +87,14 @@ class Batches:
     """Task label id of each model label id, matched by name; empty for a task without labels."""
     n_dropped: int
     """Number of rows of the split that were left out as they have no gold label."""
-    n_truncated: int
-    """Number of rows that were cut to `max_length`."""
     fingerprint: str
     """Hash of the rows, the tokenizer and every setting that decides a batch."""
     rows: Int[Tensor, " rows"]
     """Position of each row in ``task.dataset(split)``, in the order that `restore` gives."""
-    _tokens: Dataset
-    """Token ids of each row, in the order of `rows`."""
-    _gold: Int[Tensor, " rows"]
-    """Label of each row, in the order of `rows`."""
-    _cases: tuple[str, ...]
-    """Case of each row, in the order of `rows`."""
-    _order: tuple[tuple[int, ...], ...]
-    """Indices in `rows` of each batch's rows."""
-    _widths: tuple[int, ...]
-    """Number of tokens to which each batch is padded."""
+    _table: Dataset
+    """Token ids, label and case of each row, in the order of `rows`."""
+    _plan: tuple[tuple[tuple[int, ...], int], ...]
+    """For each batch the indices in `rows` of its rows, and the tokens to which it is padded."""
     _padding: Padding
     """How the rows of a batch become the model's inputs."""
 
@@ -104,10 +104,15 @@ class Batches:
         return len(self.rows)
 
     @property
+    def n_truncated(self) -> int:
+        """Number of rows that were cut to `max_length`."""
+        return sum(self._table["long"][:])
+
+    @property
     def padding(self) -> float:
         """Share of padding among all tokens of one pass."""
-        padded = sum(len(b) * width for b, width in zip(self._order, self._widths, strict=True))
-        return 1 - sum(self._tokens["length"][:]) / padded
+        padded = sum(len(indices) * width for indices, width in self._plan)
+        return 1 - sum(self._table["length"][:]) / padded
 
     def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
         """Task label of the largest logit: for HANS neutral and contradiction are both 1."""
@@ -131,43 +136,37 @@ class Batches:
                 f"{len(flat)} in {len(values)} batches; collect the results of a whole pass"
             )
         restored = torch.empty_like(flat)
-        order = [index for batch in self._order for index in batch]
+        order = [index for indices, _ in self._plan for index in indices]
         restored[torch.tensor(order, device=flat.device)] = flat
         return restored
 
     def limited(self, n: int | None, seed: int = 0) -> Batches:
         """At most `n` of the rows: a sample that depends on the seed alone, not on the batches."""
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise HcLensError(f"expected limit as a positive number of rows, got {n!r}; raise it")
+        if n is not None:
+            check_count("limit", n)
         if n is None or n >= self.n_rows:
             return self
         return self._chosen(sample(self.n_rows, n, seed))
 
     def of_cases(self, *cases: str) -> Batches:
         """The rows of some cases."""
-        unknown = [case for case in cases if case not in self._cases]
-        if unknown or not cases:
-            raise HcLensError(
-                f"expected a case among {sorted(set(self._cases))}, got "
-                f"{unknown[0] if unknown else 'none'!r}; choose one"
-            )
-        chosen = [index for index, case in enumerate(self._cases) if case in cases]
+        known = self._table["case"][:]
+        for case in cases or [None]:
+            check_choice("a case", case, sorted(set(known)))
+        chosen = [index for index, case in enumerate(known) if case in cases]
         return replace(self._chosen(chosen), name=f"{self.name}/{'+'.join(cases)}")
 
     def _chosen(self, indices: list[int]) -> Batches:
         """The rows at some indices of `rows`, in the batches in which they are now."""
-        index_of = {old: new for new, old in enumerate(indices)}
-        kept = [tuple(index_of[i] for i in batch if i in index_of) for batch in self._order]
+        new = {old: index for index, old in enumerate(indices)}
+        plan = [(tuple(new[i] for i in batch if i in new), width) for batch, width in self._plan]
         rows = self.rows[indices]
         return replace(
             self,
             fingerprint=digest(self.fingerprint, rows.tolist()),
             rows=rows,
-            _tokens=self._tokens.select(indices),
-            _gold=self._gold[indices],
-            _cases=tuple(self._cases[index] for index in indices),
-            _order=tuple(batch for batch in kept if batch),
-            _widths=tuple(w for w, batch in zip(self._widths, kept, strict=True) if batch),
+            _table=self._table.select(indices),
+            _plan=tuple((batch, width) for batch, width in plan if batch),
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -175,31 +174,31 @@ class Batches:
             yield self[index]
 
     def __getitem__(self, index: int) -> Batch:
-        return self.gather(self._order[index], self._widths[index])
+        return self.gather(*self._plan[index])
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._plan)
 
     def __repr__(self) -> str:
         return (
-            f"Batches({self.name}: {self.n_rows} rows in {len(self)} batches, "
+            f"{type(self).__name__}({self.name}: {self.n_rows} rows in {len(self)} batches, "
             f"{self.padding:.1%} padding, {self.n_truncated} truncated, {self.n_dropped} dropped)"
         )
 
     def gather(self, indices: Sequence[int], width: int | None = None) -> Batch:
         """One batch of any rows, by their indices in `rows`; as wide as its longest row."""
         at = list(indices)
-        inputs = self._padding(self._tokens[at], width)
+        given = self._table[at]
+        inputs = self._padding(given, width)
         device = inputs["input"].device
-        cases = tuple(self._cases[index] for index in at)
-        return Batch(inputs, self._gold[at].to(device), cases, self.rows[at].to(device))
+        labels = torch.tensor(given["label"], device=device)
+        return Batch(inputs, labels, tuple(given["case"]), self.rows[at].to(device))
 
     def _to_task(self, logits: Tensor) -> Tensor:
         if not self.labels or logits.shape[-1] != len(self.to_task):
             raise HcLensError(
                 f"expected logits of {len(self.to_task)} labels for {self.name}, got "
-                f"{logits.shape[-1]}; score the model that the batches were made for, on a task "
-                "with labels"
+                f"{logits.shape[-1]}; score the model of these batches, on a task with labels"
             )
         return self.to_task.to(logits.device)
 
@@ -252,3 +251,89 @@ def bucket(lengths: Sequence[int], token_budget: int, seed: int) -> list[list[in
         batches[-1].append(row)
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[index] for index in order]
+
+
+def tokenise(
+    model: Model, texts: Dataset, where: str, max_length: int | None, separator: str | None
+) -> tuple[Dataset, str]:
+    """The token ids of rows of one or two texts, memory-mapped, and their name in the cache."""
+    tokenizer, columns = tokenizer_of(model), texts.column_names
+    _check_settings(model, len(columns), max_length, separator)
+    limit = max_length or min(model.cfg.n_ctx, tokenizer.model_max_length)
+    settings = [_FORMAT, limit, max_length is not None, separator]
+    key = digest(_identity(tokenizer), settings, *(texts[column][:] for column in columns))
+    folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        table = texts.map(
+            partial(_encode, tokenizer, separator, limit, max_length is not None),
+            batched=True,
+            input_columns=columns,
+            remove_columns=columns,
+            cache_file_name=str(folder / f"{key}.arrow"),
+            new_fingerprint=key,
+            desc=f"tokenising {where}",
+        )
+    except OSError as error:
+        raise HcLensError(
+            f"expected to write token ids to {str(folder)!r}, got {error}; "
+            "name a folder that can be written with the variable HF_DATASETS_CACHE"
+        ) from error
+    lengths = table["length"][:]
+    n_long = sum(length > limit for length in lengths)
+    if n_long:
+        raise HcLensError(
+            f"expected rows of at most {limit} tokens (the model's context), got {n_long} longer "
+            f"ones in {where}, up to {max(lengths)}; cut them with max_length={limit} or less"
+        )
+    if min(lengths) == 0:
+        raise HcLensError(
+            f"expected at least one token in each row, got {lengths.count(0)} rows without "
+            f"text in {where}; remove the empty rows"
+        )
+    return table, key
+
+
+def _encode(
+    tokenizer: Any, separator: str | None, limit: int, cut: bool, *texts: list[str]
+) -> dict[str, list[Any]]:
+    """Token ids, their number, and whether the row is too long, for each row of texts."""
+    if separator is not None:
+        texts = ([separator.join(pair) for pair in zip(*texts, strict=True)],)
+    encoded = tokenizer(*texts, truncation=False, verbose=False)
+    too_long = [len(ids) > limit for ids in encoded["input_ids"]]
+    # Not `truncation=True` at once, as the tokenizer does not say which rows it cut.
+    if cut and any(too_long):
+        encoded = tokenizer(*texts, truncation=True, max_length=limit)
+    columns = {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+    return {**columns, "long": too_long, "length": [len(ids) for ids in encoded["input_ids"]]}
+
+
+def _check_settings(
+    model: Model, n_texts: int, max_length: int | None, separator: str | None
+) -> None:
+    if separator is not None and (n_texts == 1 or is_encoder(model)):
+        raise HcLensError(
+            f"expected separator= only for pairs on a decoder, got {separator!r} for "
+            f"{'single texts' if n_texts == 1 else 'an encoder, which has its own'}; leave it out"
+        )
+    pair = n_texts == 2 and separator is None
+    least = tokenizer_of(model).num_special_tokens_to_add(pair=pair) + n_texts
+    if max_length is not None and not least <= max_length <= model.cfg.n_ctx:
+        raise HcLensError(
+            f"expected max_length from {least} (special tokens and one token of each text) to "
+            f"{model.cfg.n_ctx} (the model's context), got {max_length}; choose one in between"
+        )
+
+
+def _identity(tokenizer: Any) -> list[Any]:
+    """Everything in a tokenizer that decides the token ids, as plain values."""
+    kind, backend = type(tokenizer).__name__, getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        return [kind, tokenizer.get_vocab(), special]
+    state = json.loads(backend.to_str())
+    # Every call rewrites these two; the ids depend on our own settings only.
+    for key in ("truncation", "padding"):
+        state.pop(key, None)
+    return [kind, tokenizer.truncation_side, state]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a source table hold a task's texts, label, case and id."""
+    """Which columns of a source table hold a task's texts, label and case."""
 
     texts: tuple[tuple[str, ...], ...]
     """Names that the texts may have; the first that are there win, the first of all stay."""
@@ -20,8 +20,6 @@ class Layout:
     """Names that the label may have; empty for rows without labels."""
     case: tuple[tuple[str, ...], ...] = ()
     """Columns that, joined by an underscore, name the case; the first that are there win."""
-    id: tuple[str, ...] = ("pairID", "id", "idx", "index")
-    """Names that the row's own id may have; without one the row's position is its id."""
     byte_literals: bool = False
     """Whether a text may be a Python byte literal, as the script that makes PAWS-QQP writes it."""
 
@@ -34,12 +32,8 @@ class Known:
     """Label names, in the order of the integers in the task's files."""
     layout: Layout
     """What its columns are called in the copies in use."""
-    repo: str | None
-    """Dataset id on the Hub; None if the task is not published there."""
-    config: str | None = None
-    """Configuration of the Hub dataset."""
-    revision: str | None = None
-    """Revision of the Hub dataset; None for its main branch."""
+    hub: tuple[str, str | None, str | None] | None
+    """Its id, configuration and revision on the Hub; None if the task is not published there."""
     remedy: str = "pass path= with a file or folder of its rows"
     """What to do when the Hub cannot give the rows."""
 
@@ -54,15 +48,14 @@ _QUESTIONS = Layout(
 )
 
 KNOWN = {
-    "mnli": Known(_NLI, _INFERENCE, "nyu-mll/glue", "mnli"),
-    "snli": Known(_NLI, _INFERENCE, "stanfordnlp/snli"),
-    "qqp": Known(_DUPLICATE, _QUESTIONS, "nyu-mll/glue", "qqp"),
+    "mnli": Known(_NLI, _INFERENCE, ("nyu-mll/glue", "mnli", None)),
+    "snli": Known(_NLI, _INFERENCE, ("stanfordnlp/snli", None, None)),
+    "qqp": Known(_DUPLICATE, _QUESTIONS, ("nyu-mll/glue", "qqp", None)),
     "hans": Known(
         ("entailment", "non-entailment"),
         replace(_INFERENCE, case=(("heuristic", "subcase"), ("case",))),
-        "jhu-cogsci/hans",
         # The main branch holds a loading script, which datasets >= 4 does not run.
-        revision="refs/convert/parquet",
+        ("jhu-cogsci/hans", None, "refs/convert/parquet"),
         remedy="pass path= with heuristics_evaluation_set.txt of github.com/tommccoy1/hans",
     ),
     "paws-qqp": Known(

@@ -31,7 +31,6 @@ _TWO_WAY = {"entailment", "nonentailment"}
 _COLLAPSED = {"neutral": "nonentailment", "contradiction": "nonentailment"}
 # SNLI and MNLI write "-" where the annotators did not agree, the Hub writes -1 for both.
 _NO_GOLD = {"", "-", "-1"}
-_PLACEHOLDER = re.compile(r"label\d+|\d+")
 
 
 def fold(name: str) -> str:
@@ -42,15 +41,11 @@ def fold(name: str) -> str:
 
 def check_names(labels: Sequence[str]) -> tuple[str, ...]:
     """Label names as a tuple; names that fold to the same form are an HcLensError."""
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    names = not isinstance(labels, str) and all(isinstance(label, str) for label in labels)
+    if not names or len({fold(label) for label in labels}) < len(labels):
         raise HcLensError(
-            f"expected labels as a list of names in id order, got {labels!r}; "
-            "pass for instance labels=['entailment', 'neutral', 'contradiction']"
-        )
-    if len({fold(label) for label in labels}) < len(labels):
-        raise HcLensError(
-            f"expected label names that differ by more than case and separators, got "
-            f"{list(labels)}; name each label once"
+            "expected a list of label names, in id order, that differ by more than case and "
+            f"separators, got {labels!r}; pass for instance labels=['no', 'yes']"
         )
     return tuple(labels)
 
@@ -93,17 +88,14 @@ def align(model_labels: Mapping[int, str], task_labels: Sequence[str]) -> list[i
     mapped = [targets.get(collapsed.get(name, name), NO_LABEL) for name in folded]
     if given and NO_LABEL not in mapped and set(mapped) == set(targets.values()):
         return mapped
-    expected = f"expected model labels that name the task's labels {list(task_labels)}, got "
-    if all(_PLACEHOLDER.fullmatch(name) for name in folded):
-        shown = f"the placeholders {given}" if given else "a model without label names"
-        raise HcLensError(
-            f"{expected}{shown}; say what the model's logits mean with hc.load(..., labels=[...]), "
-            "the names in the order of the logits"
-        )
-    strange = [name for name, index in zip(given, mapped, strict=True) if index == NO_LABEL]
-    absent = [label for index, label in enumerate(task_labels) if index not in mapped]
+    if all(re.fullmatch(r"label\d+|\d+", name) for name in folded):
+        got = f"the placeholders {given}" if given else "a model without label names"
+    else:
+        strange = [name for name, index in zip(given, mapped, strict=True) if index == NO_LABEL]
+        absent = [label for index, label in enumerate(task_labels) if index not in mapped]
+        got = f"{given}: the task has no {strange}, the model has no {absent}"
     raise HcLensError(
-        f"{expected}{given}: the task has no {strange}, the model has no {absent}; pick a "
-        "task the model was trained for, or rename the model's labels with "
+        f"expected model labels that name the task's labels {list(task_labels)}, got {got}; pick a "
+        "task the model was trained for, or say what its logits mean, in order, with "
         "hc.load(..., labels=[...])"
     )

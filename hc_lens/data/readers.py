@@ -38,8 +38,6 @@ _SPLIT_OF = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_SECOND = (".json", ".txt")
 _QUOTED_CELL = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -64,9 +62,9 @@ def read_files(files: Files, task: str | None = None) -> dict[str, Dataset]:
             "check the path"
         )
     if path.is_file():
-        return {split_in(_stem(path)) or ONLY: _read_shards(path)}
+        return {split_in(_stem(path)) or ONLY: _read(path)}
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        with _naming(path):
+        with _explained("what datasets.save_to_disk writes", repr(str(path)), "write it again"):
             saved = datasets.load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else {saved.split or ONLY: saved}
         return {str(split): table for split, table in saved.items()}
@@ -78,18 +76,12 @@ def read_hub(
 ) -> dict[str, Dataset]:
     """One table for each split from the Hub; a failure is an HcLensError that ends in `remedy`."""
     wanted = repo if subset is None else f"{repo} ({subset})"
-    expected = f"expected to read {wanted} from the Hugging Face Hub, got"
     cached = Path(config.HF_DATASETS_CACHE).glob(f"{repo.split('/')[0]}*")
-    if not _reachable(repo) and not any(cached):
-        raise HcLensError(
-            f"{expected} no connection and no cached copy; check the network, or {remedy}"
-        )
-    try:
+    remedy = f"check the name and the network, or {remedy}"
+    with _explained(f"to read {wanted} from the Hugging Face Hub", "a failure", remedy):
+        if not _reachable(repo) and not any(cached):
+            raise ConnectionError("no connection and no cached copy")
         loaded = datasets.load_dataset(repo, subset, revision=revision)
-    except Exception as error:  # datasets raises a dozen types here, and none says what to do
-        raise HcLensError(
-            f"{expected} {first_line(error)}; check the name and the network, or {remedy}"
-        ) from error
     return {str(split): table for split, table in loaded.items()}
 
 
@@ -102,16 +94,14 @@ def read_rows(rows: Table | Mapping[str, Table]) -> dict[str, Dataset]:
 def _as_dataset(table: Table, split: str) -> Dataset:
     if isinstance(table, Dataset):
         return table
-    try:
+    with _explained(
+        f"a list of dicts, a DataFrame or a Dataset for split {split!r}",
+        f"a {type(table).__name__} that does not make a table",
+        "give every row the same columns and every column one type",
+    ):
         if isinstance(table, pd.DataFrame):
             return Dataset.from_pandas(table, preserve_index=False)
         return _from_dicts(table)
-    except Exception as error:
-        raise HcLensError(
-            f"expected a list of dicts, a DataFrame or a Dataset for split {split!r}, got a "
-            f"{type(table).__name__} that does not make a table ({first_line(error)}); "
-            "give every row the same columns and every column one type"
-        ) from error
 
 
 def _from_dicts(rows: Sequence[Mapping]) -> Dataset:
@@ -135,15 +125,15 @@ def _reachable(repo: str) -> bool:
 
 
 def _stem(path: Path) -> str:
-    return _SHARD.sub("", path.stem)
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
 def _group(folder: Path, task: str | None) -> dict[str, list[Path]]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _READERS)
     # MNLI and HANS ship each split as .jsonl and .txt, and a README.txt or .json may be there too.
-    paths = [path for path in paths if path.suffix.lower() not in _SECOND] or paths
-    prefix = _letters(task or "")
-    paths = [path for path in paths if prefix and _letters(path.stem).startswith(prefix)] or paths
+    paths = [path for path in paths if path.suffix.lower() not in (".json", ".txt")] or paths
+    if task is not None:
+        paths = [path for path in paths if _letters(path.stem).startswith(_letters(task))] or paths
     if not paths:
         raise HcLensError(
             f"expected a folder with files of rows ({', '.join(_READERS)}), got {str(folder)!r} "
@@ -154,7 +144,7 @@ def _group(folder: Path, task: str | None) -> dict[str, list[Path]]:
         otherwise = ONLY if len(paths) == 1 else _stem(path)
         groups.setdefault(split_in(_stem(path)) or otherwise, []).append(path)
     for split, members in groups.items():
-        if len(members) > 1 and len({_stem(path) + path.suffix for path in members}) > 1:
+        if len({_stem(path) + path.suffix for path in members}) > 1:
             raise HcLensError(
                 f"expected one file for split {split!r}, got {[path.name for path in members]}; "
                 "say which with Task.from_files({split: file})"
@@ -168,31 +158,30 @@ def _letters(name: str) -> str:
 
 def _read_shards(paths: str | Path | Sequence[str | Path]) -> Dataset:
     shards = [paths] if isinstance(paths, (str, Path)) else paths
-    tables = [_read_file(Path(path)) for path in shards]
-    return tables[0] if len(tables) == 1 else datasets.concatenate_datasets(tables)
+    return datasets.concatenate_datasets([_read(Path(path)) for path in shards])
 
 
-def _read_file(path: Path) -> Dataset:
+def _read(path: Path) -> Dataset:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise HcLensError(
             f"expected a file of rows ({', '.join(_READERS)}), got {str(path)!r}; convert it first"
         )
-    with _naming(path):
+    remedy = "check that the file is whole and that its suffix is right"
+    with _explained("a readable table", repr(str(path)), remedy):
         return reader(path)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn whatever a parser raises on a broken file into an error that names the file."""
+def _explained(expected: str, given: str, remedy: str) -> Iterator[None]:
+    """Turn whatever a library raises into an error that says what was expected and what to do."""
     try:
         yield
     except HcLensError:
         raise
     except Exception as error:
         raise HcLensError(
-            f"expected a readable table, got {str(path)!r}, which fails with "
-            f"{first_line(error)}; check that the file is whole and that its suffix is right"
+            f"expected {expected}, got {given}: {first_line(error)}; {remedy}"
         ) from error
 
 

@@ -1,11 +1,8 @@
 """What a run reads, as text: models and rows named so that another process reads the same.
 
-1. A model is a string: ``"organism"`` (the bundled model), ``"organism:400"`` (its checkpoint of
-   that step), or a directory or Hub id for ``hc.load``.
-2. Rows are a `DataSpec`: the task's name, where its files are, the split, how many rows.
-3. Both go through JSON and TOML unchanged (`hc_lens.settings`), so a sweep's worker, a study's step
-   and a command line read them again.
-
+A model is a string: ``"organism"`` (the bundled model), ``"organism:400"`` (its checkpoint of that
+step), or a directory or Hub id for ``hc.load``. Rows are a `DataSpec`. Both go through JSON and
+TOML unchanged (`hc_lens.settings`), so a sweep's worker, a study's step and a command read them.
 Nothing here imports torch or the libraries that read rows before a model or rows are asked for.
 """
 
@@ -81,8 +78,7 @@ class DataSpec:
             return Task.named(self.task, self.path, labels=self.labels)
         if self.path is None:
             raise HcLensError(
-                f"expected path= for the rows of {self.task!r}, whose columns are given, got none; "
-                "say where the files are"
+                f"expected path= for the rows of {self.task!r}, got columns alone; name the files"
             )
         return Task.from_files(
             self.path,

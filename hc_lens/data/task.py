@@ -1,33 +1,40 @@
 """A task: labelled rows of one or two texts, and their batches for a model.
 
 1. Read the source's tables, one for each split (`hc_lens.data.readers`).
-2. Bring a split into one form when it is first asked for (`hc_lens.data.rows`).
-3. Match the model's labels to the task's by name (`hc_lens.data.labels`).
-4. Tokenise the rows once (`hc_lens.data.encode`) and bucket them by length
-   (`hc_lens.data.batches`).
+2. Bring a split into one form when it is first asked for: its texts, ``label``, ``case`` and
+   ``id``. A label becomes its id, by name (`hc_lens.data.labels`); rows without a gold label are
+   dropped and counted. A case is the joined values of the case columns, ``all`` where there are
+   none, with a hyphen for each slash (``ln_subject/object_swap``), so that it can name a file. An
+   id is the source's own, else the row's position in the source.
+3. Match the model's labels to the task's by name.
+4. Tokenise the rows and bucket them by length (`hc_lens.data.batches`).
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 
 from hc_lens.data import readers
-from hc_lens.data.batches import Batches, bucket, sample
-from hc_lens.data.encode import tokenise
+from hc_lens.data.batches import Batches, bucket, sample, tokenise
 from hc_lens.data.known import KNOWN, Layout
-from hc_lens.data.labels import align, check_names, fold
-from hc_lens.data.rows import ADDED, find, label_names, read
-from hc_lens.errors import HcLensError
+from hc_lens.data.labels import NO_LABEL, align, check_names, fold, is_missing, label_id
+from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.models.inputs import Padding, Side
 from hc_lens.protocols import Model
 from hc_lens.records import digest
 
-Columns = str | Sequence[str]
+ADDED = ("label", "case", "id")
+"""Columns that the rows of a split have beside their texts."""
+IDS = ("pairID", "id", "idx", "index")
+"""Names that a source may give to its rows' own ids."""
 HELD_OUT = ("validation", "dev", "test")
 """How the names of splits begin that are not for training."""
 
@@ -41,7 +48,7 @@ class Task:
     labels: tuple[str, ...]
     """Label names, in the order of the label ids; empty for rows without labels."""
     _layout: Layout
-    """Which columns of the source hold texts, label, case and id."""
+    """Which columns of the source hold texts, label and case."""
     _tables: Mapping[str, Dataset]
     """The source's table of each split."""
     _read: dict[str, Dataset] = field(default_factory=dict)
@@ -55,7 +62,7 @@ class Task:
                 "leave empty splits out"
             )
         for split, table in self._tables.items():
-            find(table, self._layout.texts, f"{self.name}/{split}")
+            _find(table, self._layout.texts, f"{self.name}/{split}")
 
     @classmethod
     def named(
@@ -80,8 +87,8 @@ class Task:
             )
         if path is not None:
             tables = readers.read_files(path, name)
-        elif task.repo is not None:
-            tables = readers.read_hub(task.repo, task.config, task.revision, task.remedy)
+        elif task.hub is not None:
+            tables = readers.read_hub(*task.hub, task.remedy)
         else:
             raise HcLensError(f"expected path= for {name}, which is not on the Hub; {task.remedy}")
         return cls(name, tuple(labels or task.labels), task.layout, tables)
@@ -91,7 +98,7 @@ class Task:
         cls,
         path: readers.Files,
         *,
-        columns: Columns,
+        columns: str | Sequence[str],
         label: str | None = "label",
         labels: Sequence[str] | None = None,
         case: str | None = None,
@@ -115,7 +122,7 @@ class Task:
         repo: str,
         config: str | None = None,
         *,
-        columns: Columns,
+        columns: str | Sequence[str],
         revision: str | None = None,
         label: str | None = "label",
         labels: Sequence[str] | None = None,
@@ -135,7 +142,7 @@ class Task:
         cls,
         rows: readers.Table | Mapping[str, readers.Table],
         *,
-        columns: Columns,
+        columns: str | Sequence[str],
         label: str | None = "label",
         labels: Sequence[str] | None = None,
         case: str | None = None,
@@ -153,12 +160,11 @@ class Task:
                 f"expected one or two text columns not named {', '.join(ADDED)}, got "
                 f"{list(columns)}; pass for instance columns=('premise', 'hypothesis')"
             )
-        cases = ((case,),) if case else ()
-        layout = Layout((columns,), (label,) if label else (), cases, id=("id",))
+        layout = Layout((columns,), (label,) if label else (), ((case,),) if case else ())
         task = cls(name, (), layout, tables)  # a missing text column is reported first
         if label is None:
             return task
-        return replace(task, labels=check_names(labels or label_names(tables, label)))
+        return replace(task, labels=check_names(labels or _label_names(tables, label)))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -184,15 +190,15 @@ class Task:
 
     def dataset(self, split: str | None = None) -> Dataset:
         """The rows of a split: its texts, ``label`` (an index), ``case`` and ``id``."""
-        name = self._split(split)
+        name = self.split_named(split)
         if name not in self._read:
             where = f"{self.name}/{name}"
-            self._read[name] = read(self._tables[name], self._layout, self.labels, where)
+            self._read[name] = _in_one_form(self._tables[name], self._layout, self.labels, where)
         return self._read[name]
 
     def n_dropped(self, split: str | None = None) -> int:
         """Number of source rows that a split leaves out, as they have no gold label."""
-        return len(self._tables[self._split(split)]) - len(self.dataset(split))
+        return len(self._tables[self.split_named(split)]) - len(self.dataset(split))
 
     def batches(
         self,
@@ -216,64 +222,140 @@ class Task:
             max_length: Cut longer rows to this many tokens; without it they are an error.
             token_budget: Most tokens in a batch, padding included.
             padding_side: The side for a decoder; its tokenizer's side by default.
-            separator: Text to put between the two texts of a pair for a decoder whose tokenizer
-                puts nothing there (GPT-2). By default the two are concatenated as Hugging Face
-                does, which is what its fine-tuned checkpoints have seen.
+            separator: Text between the two texts of a pair, for a decoder that was trained with
+                one. By default they are concatenated, as Hugging Face does for GPT-2.
         """
-        where = f"{self.name}/{self._split(split)}"
-        _check(model, limit=limit, token_budget=token_budget, max_length=max_length)
+        where = f"{self.name}/{self.split_named(split)}"
+        if not hasattr(model, "cfg"):
+            raise HcLensError(f"expected a TransformerLens model, got {model!r}; use hc.load(...)")
+        counts = {"limit": limit, "token_budget": token_budget, "max_length": max_length}
+        for what, given in counts.items():
+            if given is not None:
+                check_count(what, given)
         padding = Padding.of(model, padding_side)
         own = getattr(model, "labels", None) or {}
         to_task = align(own, self.labels) if self.labels else []
-        rows = self.dataset(split)
-        positions = sample(len(rows), limit, seed)
-        chosen = rows.select(positions)
+        positions = sample(len(self.dataset(split)), limit, seed)
+        chosen = self.dataset(split).select(positions)
         texts = chosen.select_columns(list(self.columns))
         tokens, key = tokenise(model, texts, where, max_length, separator)
         gold, cases, lengths = chosen["label"][:], chosen["case"][:], tokens["length"][:]
         order = bucket(lengths, token_budget, seed)
         content = [key, gold, cases, positions, self.labels, to_task, seed, token_budget]
+        tokens = tokens.add_column("label", gold).add_column("case", cases)
         return Batches(
             name=where,
             labels=self.labels,
             to_task=torch.tensor(to_task, dtype=torch.long),
             n_dropped=self.n_dropped(split),
-            n_truncated=sum(tokens["long"][:]),
             fingerprint=digest(*content, padding.side),
             rows=torch.tensor(positions),
-            _tokens=tokens,
-            _gold=torch.tensor(gold),
-            _cases=tuple(cases),
-            _order=tuple(map(tuple, order)),
-            _widths=tuple(max(lengths[row] for row in batch) for batch in order),
+            _table=tokens,
+            _plan=tuple((tuple(batch), max(lengths[row] for row in batch)) for batch in order),
             _padding=padding,
         )
 
-    def _split(self, split: str | None) -> str:
+    def split_named(self, split: str | None) -> str:
+        """The split of that name or short name (``dev``); by default the only one, or ``train``."""
         if split is None:
             split = self.splits[0] if len(self.splits) == 1 else "train"
-        for name in (split, readers.split_in(split) or split):
-            if name in self._tables:
-                return name
-        raise HcLensError(
-            f"expected a split of {self.name} among {list(self.splits)}, got {split!r}; "
-            "pass split= with one of them"
-        )
+        long = readers.split_in(split)
+        if split not in self.splits and long is not None and long in self.splits:
+            return long
+        check_choice(f"a split of {self.name}", split, self.splits)
+        return split
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {len(table)}" for split, table in self._tables.items())
         return f"Task({self.name}: {' + '.join(self.columns)} -> {list(self.labels)}; {rows})"
 
 
-def _check(model: Model, **numbers: int | None) -> None:
-    if not hasattr(model, "cfg"):
+def _find(table: Dataset, choices: Sequence[tuple[str, ...]], where: str) -> tuple[str, ...]:
+    """The first choice whose columns are all in the table; none is an HcLensError."""
+    for choice in choices:
+        if all(column in table.column_names for column in choice):
+            return choice
+    wanted = " or ".join(" + ".join(map(repr, choice)) for choice in choices)
+    raise HcLensError(
+        f"expected the column {wanted} in {where}, got the columns {table.column_names}; name the "
+        "columns of your rows with columns=..., label=... and case=... of Task.from_files"
+    )
+
+
+def _in_one_form(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> Dataset:
+    """The rows of a source table, with labels as indices into `labels`."""
+    sources = _find(table, layout.texts, where)
+    label_ids = _label_ids(table, layout, labels, where)
+    kept = [row for row, label in enumerate(label_ids) if label != NO_LABEL or not layout.label]
+    if not kept:
+        got = f"{len(label_ids)} rows without a gold label" if label_ids else "an empty split"
+        raise HcLensError(f"expected rows in {where}, got {got}; choose another split")
+    columns: dict[str, list] = {
+        name: _texts(table, source, layout.byte_literals, where)
+        for name, source in zip(layout.texts[0], sources, strict=True)
+    }
+    own = [column for column in IDS if column in table.column_names]
+    ids = [str(value) for value in (table[own[0]][:] if own else range(len(table)))]
+    cases = ["all"] * len(table)
+    if layout.case:
+        parts = [table[column][:] for column in _find(table, layout.case, where)]
+        cases = [
+            "_".join(map(str, values)).replace("/", "-") for values in zip(*parts, strict=True)
+        ]
+    columns |= {"label": label_ids, "case": cases, "id": ids}
+    types = {name: Value("int64" if name == "label" else "string") for name in columns}
+    chosen = {name: [values[row] for row in kept] for name, values in columns.items()}
+    return Dataset.from_dict(chosen, Features(types))
+
+
+def _label_names(tables: Mapping[str, Dataset], label: str) -> tuple[str, ...]:
+    """Label names found in the tables: those of a ClassLabel, else the sorted texts."""
+    for split, table in tables.items():
+        _find(table, [(label,)], f"split {split!r}")
+        feature = table.features[label]
+        if isinstance(feature, ClassLabel):
+            return tuple(feature.names)
+    values = {repr(value): value for table in tables.values() for value in table[label][:]}
+    found = sorted((value for value in values.values() if not is_missing(value)), key=str)
+    if not all(isinstance(value, str) and not value.strip().isdecimal() for value in found):
         raise HcLensError(
-            f"expected a TransformerLens model to make batches for, got {model!r}; "
-            "load one with hc.load(...)"
+            f"expected label names in column {label!r}, got {found[:5]}; pass labels=[...] with "
+            "the names of these numbers, in order"
         )
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise HcLensError(
-                f"expected {name} as a whole number above 0, got {number!r}; "
-                "leave it out for the default"
-            )
+    return tuple(found)
+
+
+def _texts(table: Dataset, column: str, byte_literals: bool, where: str) -> list[str]:
+    texts = table[column][:]
+    wrong = [row for row, text in enumerate(texts) if not isinstance(text, str)]
+    if wrong:
+        raise HcLensError(
+            f"expected text in column {column!r} of {where}, got {texts[wrong[0]]!r} in row "
+            f"{wrong[0]} (and {len(wrong) - 1} more); fill or remove these rows"
+        )
+    return [_unwrapped(text) for text in texts] if byte_literals else texts
+
+
+def _unwrapped(text: str) -> str:
+    with contextlib.suppress(SyntaxError, ValueError):
+        if re.fullmatch(r"""b(['"]).*\1""", text, re.DOTALL):
+            return ast.literal_eval(text).decode("utf-8")
+    return text
+
+
+def _label_ids(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> list[int]:
+    if not layout.label:
+        return [NO_LABEL] * len(table)
+    (column,) = _find(table, [(name,) for name in layout.label], where)
+    feature, values = table.features[column], table[column][:]
+    if isinstance(feature, ClassLabel):
+        values = [None if value is None or value < 0 else feature.names[value] for value in values]
+    known: dict[str, int] = {}
+    for row, value in enumerate(values):
+        if repr(value) in known:
+            continue
+        try:
+            known[repr(value)] = label_id(value, labels)
+        except HcLensError as error:
+            raise HcLensError(f"row {row} of {where}: {error}") from None
+    return [known[repr(value)] for value in values]

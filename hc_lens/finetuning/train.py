@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hc_lens.data import Batch, Batches, Task
+from hc_lens.data.batches import Batch, Batches
+from hc_lens.data.task import Task
 from hc_lens.errors import HcLensError
 from hc_lens.evaluation import evaluate
 from hc_lens.finetuning import checkpoints

@@ -4,7 +4,7 @@
 one file. A page of another kind embeds them with `bundle`, once, and ``figure.fragment(id)``.
 """
 
-from hc_lens.show.attention import Attention, attention
-from hc_lens.show.page import Page, bundle
+from hc_lens.show.attention import Attention, Page, attention
+from hc_lens.show.page import bundle
 
 __all__ = ["Attention", "Page", "attention", "bundle"]

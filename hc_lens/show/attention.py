@@ -11,16 +11,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -32,8 +32,8 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.models.inputs import is_encoder, tokenizer_of
-from hc_lens.protocols import BatchLike, Model
-from hc_lens.show.page import Page, json_for_script, pack
+from hc_lens.protocols import Model
+from hc_lens.show.page import POLICY, bundle, json_for_script, pack, save
 from hc_lens.units import Unit, UnitSpace
 
 MOST_VALUES = 20_000_000
@@ -44,8 +44,6 @@ SMALL = 12
 """With more heads than this the static figure has small maps without token labels."""
 BOUNDARY = "#D55E00"
 """Colour of the lines between the two sentences."""
-NAMES = ("premise", "hypothesis")
-"""What the two sentences of a pair are called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +91,10 @@ class Attention:
     def _repr_html_(self) -> str:
         return Page([self])._repr_html_()
 
-    def figure(self, columns: int | None = None) -> Figure:
-        """The same maps with matplotlib, for a paper; `columns` maps side by side."""
+    def figure(self) -> Figure:
+        """The same maps with matplotlib, for a paper."""
         n_heads = len(self.heads)
-        columns = columns or (n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads)))
-        columns = max(1, min(columns, n_heads))
+        columns = n_heads if n_heads <= 3 else math.ceil(math.sqrt(n_heads))
         lines = math.ceil(n_heads / columns)
         side = 1.6 if n_heads > SMALL else 1.3 + 0.17 * len(self.tokens)
         drawing = Figure(figsize=(columns * side + 0.6, lines * side), layout="constrained")
@@ -137,7 +134,7 @@ class Attention:
             lines.setdefault(current, []).append(
                 f'<span class="hc-lens-token hc-lens-{kind}">{html.escape(token)}</span>'
             )
-        names = NAMES if len(lines) == 2 else ("sentence",)
+        names = ("premise", "hypothesis") if len(lines) == 2 else ("sentence",)
         return "".join(
             f'<div class="hc-lens-line"><span class="hc-lens-name">{name}</span>'
             f'<span class="hc-lens-tokens">{"".join(parts)}</span></div>'
@@ -145,9 +142,46 @@ class Attention:
         )
 
 
+class Page:
+    """Several figures, one after the other, in one file."""
+
+    def __init__(self, figures: Sequence[Attention], title: str = "Attention patterns"):
+        if not len(figures):
+            raise HcLensError("expected at least one figure for a page, got none; pass figures")
+        self.figures = list(figures)
+        self.title = title
+
+    def html(self) -> str:
+        """A whole HTML document that needs nothing else."""
+        body = "\n".join(figure.fragment(f"figure-{k}") for k, figure in enumerate(self.figures))
+        title = html.escape(self.title)
+        return (
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{title}</title>\n{bundle()}\n</head>\n"
+            f'<body class="hc-lens-page">\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n'
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the document; it opens in any browser, without a network."""
+        return save(path, self.html())
+
+    def _repr_html_(self) -> str:
+        # A notebook has many figures on one page: each needs an id that no other has.
+        parts = [figure.fragment(f"hc-lens-{uuid.uuid4().hex}") for figure in self.figures]
+        return "\n".join([bundle(), *parts])
+
+    def __len__(self) -> int:
+        return len(self.figures)
+
+    def __getitem__(self, index: int) -> Attention:
+        return self.figures[index]
+
+
 def attention(
     model: Model,
-    premise: str | Sequence[str] | Batch | WordBatch,
+    premise: str | Sequence[str] | Batch,
     hypothesis: str | Sequence[str] | None = None,
     heads: Iterable[Unit | str] | str | None = None,
     subnetwork: object = None,
@@ -181,57 +215,45 @@ def attention(
             f"{len(units)} heads and {width} tokens; name fewer heads with heads=, or show "
             "fewer rows"
         )
-    removed: set[Unit] = set()
-    with contextlib.ExitStack() as under:
-        if subnetwork is not None:
-            mask, source = _mask(subnetwork, means)
-            source.check(model, space)
-            # Sources read the inputs and the rows of a batch, which both kinds of batches have.
-            under.enter_context(masked(model, mask, source.on(cast(BatchLike, batch))))
-            removed = {unit for unit in units if float(mask[space.index(unit)]) == 0}
+    mask, source = torch.ones(len(space)), as_source("zero")
+    if subnetwork is not None:
+        mask, source = _mask(subnetwork, means)
+    with masked(model, mask, source.on(batch)):
         values = patterns(model, batch, units).cpu()
+    removed = {unit for unit in units if float(mask[space.index(unit)]) == 0}
     labels = tuple(f"{unit} (removed)" if unit in removed else str(unit) for unit in units)
-    tokenizer, causal = tokenizer_of(model), not is_encoder(model)
     figures = []
-    for whole, (ids, tokens, sentences, real) in zip(values, _rows(tokenizer, batch), strict=True):
-        names = tuple(tokenizer.convert_ids_to_tokens(ids)) if raw_tokens else tokens
-        pattern = whole[:, real][:, :, real]
-        figures.append(Attention(names, sentences, labels, pattern, causal))
+    for index, pattern in enumerate(values):
+        tokens, sentences = _tokens(tokenizer_of(model), batch, index, raw_tokens)
+        real = batch.mask[index].bool().cpu()
+        own = pattern[:, real][:, :, real]
+        figures.append(Attention(tokens, sentences, labels, own, causal=not is_encoder(model)))
     return figures[0] if isinstance(premise, str) else Page(figures)
 
 
 def _batch(
     model: Model,
-    premise: str | Sequence[str] | Batch | WordBatch,
+    premise: str | Sequence[str] | Batch,
     hypothesis: str | Sequence[str] | None,
     separator: str | None,
-) -> Batch | WordBatch:
-    if isinstance(premise, (Batch, WordBatch)):
+) -> Batch:
+    if isinstance(premise, Batch):
         if hypothesis is not None or separator is not None:
             raise HcLensError(
                 "expected a batch alone, got a batch and a hypothesis or separator; a batch has "
                 "its sentences already"
             )
         return premise
-    texts = _texts(premise, "premise")
+    firsts = [premise] if isinstance(premise, str) else list(premise)
     if hypothesis is None:
-        return word_batch(model, texts, separator)
-    others = _texts(hypothesis, "hypothesis")
-    if len(texts) != len(others):
+        return word_batch(model, firsts, separator)
+    seconds = [hypothesis] if isinstance(hypothesis, str) else list(hypothesis)
+    if len(firsts) != len(seconds):
         raise HcLensError(
-            f"expected one hypothesis for each premise, got {len(texts)} premises and "
-            f"{len(others)} hypotheses; pass two lists of one length"
+            f"expected one hypothesis for each premise, got {len(firsts)} premises and "
+            f"{len(seconds)} hypotheses; pass two lists of one length"
         )
-    return word_batch(model, list(zip(texts, others, strict=True)), separator)
-
-
-def _texts(value: str | Sequence[str], name: str) -> list[str]:
-    texts = [value] if isinstance(value, str) else list(value)
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise HcLensError(
-            f"expected {name} as a text or a list of texts, got {value!r}; pass pairs as two lists"
-        )
-    return texts
+    return word_batch(model, list(zip(firsts, seconds, strict=True)), separator)
 
 
 def _mask(subnetwork: object, means: Source | str | None) -> tuple[Tensor, Source]:
@@ -245,21 +267,21 @@ def _mask(subnetwork: object, means: Source | str | None) -> tuple[Tensor, Sourc
     return mask, as_source(means)
 
 
-def _rows(
-    tokenizer: Any, batch: Batch | WordBatch
-) -> Iterator[tuple[Sequence[int], tuple[str, ...], tuple[int, ...], Bool[Tensor, "pos"]]]:
-    """Ids, tokens, sentences and real positions of each row."""
+def _tokens(
+    tokenizer: Any, batch: Batch, index: int, raw: bool
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The tokens of a row as they are shown, and their sentences."""
+    real = batch.mask[index].bool()
+    ids = batch.tokens[index][real].tolist()
     if isinstance(batch, WordBatch):
-        for row, real in zip(batch.words.rows, batch.words.mask.cpu(), strict=True):
-            yield row.ids, row.tokens, row.sentences, real
-        return
-    special = set(tokenizer.all_special_ids)
-    types = batch.inputs.get("token_type_ids", torch.zeros_like(batch.tokens)).cpu()
-    for row, kinds, real in zip(batch.tokens.cpu(), types, batch.mask.bool().cpu(), strict=True):
-        ids = row[real].tolist()
-        sides = zip(ids, kinds[real].tolist(), strict=True)
-        sentences = tuple(NONE if token in special else kind for token, kind in sides)
-        yield ids, tuple(_text(tokenizer, token) for token in ids), sentences, real
+        tokens, sentences = batch.words.rows[index].tokens, batch.words.rows[index].sentences
+    else:
+        types = batch.inputs.get("token_type_ids", torch.zeros_like(batch.tokens))
+        sides = zip(ids, types[index][real].tolist(), strict=True)
+        special = tokenizer.all_special_ids
+        sentences = tuple(NONE if token in special else side for token, side in sides)
+        tokens = tuple(_text(tokenizer, token) for token in ids)
+    return (tuple(tokenizer.convert_ids_to_tokens(ids)) if raw else tokens), sentences
 
 
 def _text(tokenizer: Any, token: int) -> str:

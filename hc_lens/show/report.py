@@ -22,7 +22,6 @@ from typing import Any
 import jinja2
 import matplotlib as mpl
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from hc_lens.show.page import POLICY, asset, bundle, save
@@ -78,16 +77,11 @@ class Table:
     """What the table says."""
     styles: Mapping[str, str] = field(default_factory=dict)
     """Column name to a name of `STYLES`; numbers are shown with three digits otherwise."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Column name to heading, where they differ."""
 
     @property
     def headings(self) -> list[tuple[str, bool]]:
         """The heading of each column, and whether it holds numbers."""
-        return [
-            (self.names.get(name, name.replace("_", " ")), self._numeric(name))
-            for name in self.frame.columns
-        ]
+        return [(name.replace("_", " "), self._numeric(name)) for name in self.frame]
 
     @property
     def rows(self) -> list[list[dict[str, Any]]]:
@@ -140,8 +134,6 @@ class Html:
 
     text: str
     """The HTML."""
-    title: str = ""
-    """Heading above it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,12 +181,9 @@ class Report:
         return environment.get_template("report.html").render(
             report=self,
             policy=POLICY,
-            bundle=Markup(bundle()),
-            style=Markup(asset("report.css")),
-            script=Markup(asset("report.js")),
-            kind=lambda item: type(item).__name__,
-            is_fact=lambda part: isinstance(part, Fact),
-            safe=Markup,
+            bundle=bundle(),
+            style=asset("report.css"),
+            script=asset("report.js"),
         )
 
     def save(self, path: str | Path) -> Path:
@@ -211,7 +200,6 @@ STYLES: dict[str, Callable[[float], str]] = {
     "span": lambda value: f"{100 * value:.1f}",
     "probability": lambda value: "below 1e-12" if value < 1e-12 else f"{value:.2g}",
     "two": lambda value: f"{value:.2f}",
-    "four": lambda value: f"{value:.4f}",
 }
 """How numbers are shown; percent, points (with their sign) and span (without) take shares."""
 

@@ -267,7 +267,7 @@ def test_a_model_with_hooks_is_refused(bert):
     ("settings", "message"),
     [
         ({"norms": "warm"}, "expected norms among"),
-        ({"limit": 0}, "expected limit as a positive number"),
+        ({"limit": 0}, "expected limit as a whole number"),
     ],
 )
 def test_wrong_settings_are_refused(bert, settings, message, monkeypatch):

@@ -57,7 +57,7 @@ def test_the_early_checkpoint_must_be_in_the_series() -> None:
 
 
 def test_the_papers_cases_are_names_of_hans_as_it_is_read(shared_data) -> None:
-    from hc_lens.data import Task
+    from hc_lens.data.task import Task
 
     task = Task.named("hans", shared_data / "hans_validation.parquet")
     cases = set(task.dataset(task.splits[0])["case"][:])

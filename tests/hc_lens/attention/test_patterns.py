@@ -12,6 +12,7 @@ from transformer_lens.hook_points import HookPoint
 import hc_lens as hc
 from hc_lens.attention.patterns import check_heads, patterns, visit, word_batch, word_batches
 from hc_lens.attention.words import align
+from hc_lens.data.batches import sample
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import encode
 from tests import tiny
@@ -99,6 +100,17 @@ def test_words_follow_the_rows_of_the_tasks_batches(hooked):
     assert sorted(seen) == [0, 1, 2]
 
 
+def test_batches_with_words_are_batches_whose_rows_can_be_chosen(hooked):
+    rows = word_batches(hooked, task(PAIRS * 4), limit=8, seed=3)
+    few = rows.limited(3)
+    assert repr(few).startswith("WordBatches(rows/train: 3 rows in ")
+    assert few.rows.tolist() == rows.rows[sample(8, 3, seed=0)].tolist()
+    for batch in few:
+        for row, position in zip(batch.words.rows, batch.rows.tolist(), strict=True):
+            texts = (row.words_of(0), row.words_of(1))
+            assert tuple(" ".join(words) for words in texts) == (PAIRS * 4)[position]
+
+
 def test_a_row_that_is_cut_keeps_its_alignment(hooked):
     for batch in word_batches(hooked, task(), max_length=9):
         assert batch.inputs["input"].shape[1] == 9
@@ -115,7 +127,7 @@ def test_left_pads_have_no_word():
     short = int(batch.words.mask.sum(1).argmin())
     assert batch.words.word[short].tolist() == [-1, *range(10)]
     assert batch.words.sentence[short].tolist() == [-1, 0] + [1] * 9
-    assert not batch.words.special.any()
+    assert (batch.words.word != -1)[batch.words.mask].all()
 
 
 def test_the_pattern_seen_is_the_models(hooked):
@@ -211,7 +223,7 @@ def test_hook_points_that_are_missing_or_silent_are_an_error(hooked):
 
 
 def test_a_limit_below_one_and_texts_of_both_kinds_are_errors(hooked):
-    with pytest.raises(HcLensError, match="expected limit as a whole number above 0, got 0"):
+    with pytest.raises(HcLensError, match="expected limit as a whole number of at least 1, got 0"):
         word_batches(hooked, task(), limit=0)
     with pytest.raises(HcLensError, match="expected all sentences or all pairs"):
         word_batch(hooked, ["the", ("the", "the")])

@@ -435,7 +435,7 @@ def test_a_limit_that_is_no_smaller_gives_the_batches_themselves(bert):
     assert batches.limited(40) is batches
     assert batches.limited(None) is batches
     for wrong in (0, -1, True):
-        with pytest.raises(HcLensError, match="limit as a positive number of rows"):
+        with pytest.raises(HcLensError, match="expected limit as a whole number of at least 1"):
             batches.limited(wrong)
 
 

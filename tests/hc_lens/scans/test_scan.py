@@ -172,7 +172,7 @@ def test_limit_scans_a_sample_of_the_rows_that_is_always_the_same(bert):
         ({"sets": [["L9.H0"]]}, r"4 layers, 16 heads and 4 MLPs, got L9.H0"),
         ({"sets": ["L0H0"]}, r"expected a unit label such as 'L4.H0'"),
         ({"sets": "L0.H0"}, r"expected a list of sets, got the one set L0.H0"),
-        ({"limit": 0}, r"expected limit as a positive number of rows, got 0"),
+        ({"limit": 0}, r"expected limit as a whole number of at least 1, got 0"),
         ({"memory": 100}, r"expected memory for at least one row.*got 100 bytes"),
         ({"memory": "lots"}, r"expected memory as a positive number of bytes.*got 'lots'"),
         ({"memory": -5}, r"expected memory as a positive number of bytes.*got -5"),

@@ -179,7 +179,7 @@ def test_bad_input_is_told(bert):
         attention(bert, "the", "the", heads=["L7.H0"])
     with pytest.raises(HcLensError, match="expected one hypothesis for each premise, got 2 prem"):
         attention(bert, ["the", "a"], ["the"])
-    with pytest.raises(HcLensError, match="expected hypothesis as a text or a list of texts"):
+    with pytest.raises(HcLensError, match="got 1 premises and 0 hypotheses"):
         attention(bert, ["the"], [])
     with pytest.raises(HcLensError, match=r"pass means=hc\.collect_means"):
         attention(bert, "the", "a", subnetwork=SimpleNamespace(mask=torch.ones(10)))
