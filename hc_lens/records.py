@@ -2,17 +2,15 @@
 
 1. A record is a folder of files with ``done.json``, which holds the record's key and the hash of
    every file. A record counts only if it has the right key and every file has its hash; anything
-   else counts as missing.
-2. A key is the `digest` of everything that decides the content.
-3. The files of a record are first written into a folder of another name. In a local folder that
+   else counts as missing. A key is the `digest` of everything that decides the content.
+2. The files of a record are first written into a folder of another name. In a local folder that
    one is flushed to the disk and renamed; elsewhere (``s3://...``) there is no rename, so the files
    are copied and ``done.json`` comes last. A record that is a whole folder itself (its name is
    empty) shares it with other files, so its files are moved one by one, ``done.json`` last.
-4. `Records` is a folder of records of one kind of work. Its ``records.json`` names the format, the
+3. `Records` is a folder of records of one kind of work. Its ``records.json`` names the format, the
    kind and what the work is about. A folder with other work, or one in the layout of an older
    version, is refused and left as it is.
-5. What a process that has died left half-written is removed when the folder is next opened.
-6. An address that cannot be written to (a full disk, no permission) is a `RecordsError`.
+4. What a process that has died left half-written is removed when the folder is next opened.
 """
 
 from __future__ import annotations
@@ -172,18 +170,18 @@ class Records:
             force: give up the finished work of this kind that the folder holds, and nothing else.
         """
         there = self._open(address, kind)
-        given = {"format": FORMAT, "kind": kind, "about": json.loads(json.dumps(about or {}))}
+        given: dict[str, Any] = json.loads(json.dumps(about or {}))
         if there is None:
             self._check_new(owner, force)
         elif not force:
-            self._check_same(there.get("about") or {}, given["about"], free)
+            self._check_same(there, given, free)
         with self._writing():
             if force and there is not None:
                 self._give_up()
             # Written even if it says the same: an address that refuses it fails here, not hours
             # later.
-            self._disk.write(MARKER, json_bytes(given))
-        self._disk.tidy()
+            self._put(MARKER, json_bytes({"format": FORMAT, "kind": kind, "about": given}))
+        self._tidy()
 
     @classmethod
     def existing(cls, address: str | Path, kind: str) -> Records:
@@ -201,7 +199,7 @@ class Records:
         """The files of a complete record; None if it is missing or has another key than `key`."""
         files: dict[str, bytes] = {}
         for file, expected in self._hashes(name, key).items():
-            content = self._disk.read(posixpath.join(name, file))
+            content = self._get(posixpath.join(name, file))
             if content is None or digest(content) != expected:
                 return None
             files[file] = content
@@ -213,9 +211,9 @@ class Records:
 
     def folder(self, name: str = "") -> Path:
         """Where a record stands, or would stand, in a local folder."""
-        if not isinstance(self._disk, _Local):
+        if self._folder is None:
             raise HcLensError(f"expected a local folder, got {self.address}; name a path")
-        return self._disk.root / name
+        return self._folder / name
 
     def write(self, name: str, files: Files | Fill, key: str = "") -> None:
         """Write a record; one that is complete and has this key stays as it is.
@@ -226,32 +224,42 @@ class Records:
         if name and self._is_complete(name, key):
             return
         with self._writing():
-            folder = self._disk.unfinished()
+            folder = Path(tempfile.mkdtemp()) if self._folder is None else self._beside()
+            folder.mkdir(exist_ok=True)
         try:
-            with self._writing(by_caller=callable(files)):
-                if callable(files):
+            if callable(files):
+                with self._writing(by_caller=True):
                     files(folder)
-                else:
-                    for file, content in files.items():
-                        _write_flushed(_in_folder(folder / file), content)
             with self._writing():
+                for file, content in {} if callable(files) else files.items():
+                    _write_flushed(_in_folder(folder / file), content)
                 self._publish(folder, name, key)
         finally:
             _remove(folder)
 
     def names(self, under: str = "") -> list[str]:
         """Names of the records below a name, complete or not, in order."""
-        hidden = (MARKER, DONE, UNFINISHED)
-        return sorted(name for name in self._disk.names(under) if name not in hidden)
+        try:
+            # A listing kept from before would hide what other processes wrote.
+            self._files.invalidate_cache()
+            found = self._files.ls(self._path(under), detail=False)
+        except _MISSING:
+            return []
+        names = {item.rstrip("/").rpartition("/")[2] for item in found}
+        return sorted(names - {MARKER, DONE, UNFINISHED})
 
     def remove(self, name: str) -> None:
         """Remove a record."""
-        self._disk.remove(name)
+        if self._folder is not None:
+            _remove(self._folder / name)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm(self._path(name), recursive=True)
 
     def write_file(self, name: str, content: bytes | str) -> None:
         """Write a file beside the records, replacing an earlier one at once."""
         with self._writing():
-            self._disk.write(name, content.encode() if isinstance(content, str) else content)
+            self._put(name, content.encode() if isinstance(content, str) else content)
 
     def _publish(self, folder: Path, name: str, key: str) -> None:
         """Finish a record and give it its name, unless another process was faster."""
@@ -264,45 +272,73 @@ class Records:
         if name and self._is_complete(name, key):
             return
         try:
-            self._disk.publish(folder, name)
+            self._give_name(folder, name)
         except OSError:
             if not name or not self._is_complete(name, key):
                 raise
+
+    def _give_name(self, folder: Path, name: str) -> None:
+        """Rename a folder; where that cannot be done, write its files again, ``done.json`` last."""
+        if not name or self._folder is None:
+            for file in _names_below(folder):
+                self._put(posixpath.join(name, file), (folder / file).read_bytes())
+            return
+        _flush_folder(folder)
+        target = _in_folder(self._folder / name)
+        if target.exists():  # damaged, or of another key
+            replaced = self._beside()
+            os.replace(target, replaced)
+            _remove(replaced)
+        os.rename(folder, target)
+        _flush_folder(target.parent)
 
     @contextlib.contextmanager
     def _writing(self, by_caller: bool = False) -> Iterator[None]:
         """Turn a failure of the disk into a RecordsError; in the caller's own code, a full disk."""
         try:
             yield
-        except RecordsError:
-            raise
-        except Exception as error:
-            if is_full(error) or (not by_caller and isinstance(error, self._disk.failures)):
-                raise failed(self.address, error) from error
-            raise
+        except Exception as error:  # each filesystem fails in its own way
+            if isinstance(error, RecordsError) or (by_caller and not is_full(error)):
+                raise
+            raise failed(self.address, error) from error
 
     def _hashes(self, name: str, key: str | None) -> dict[str, str]:
         """The hashes of a record's files; none if it is missing or has another key."""
         try:
-            done = json.loads(self._disk.read(posixpath.join(name, DONE)) or b"")
+            done = json.loads(self._get(posixpath.join(name, DONE)) or b"")
             return dict(done["files"]) if key in (None, done["key"]) else {}
         except (ValueError, TypeError, KeyError):
             return {}
 
     def _is_complete(self, name: str, key: str | None) -> bool:
         hashes = self._hashes(name, key)
-        same = (self._disk.hash(posixpath.join(name, file)) == hashes[file] for file in hashes)
-        return bool(hashes) and all(same)
+        try:
+            for file, expected in hashes.items():
+                with self._files.open(self._path(posixpath.join(name, file)), "rb") as opened:
+                    if _hash(opened) != expected:
+                        return False
+        except _MISSING:
+            return False
+        return bool(hashes)
 
     def _open(self, address: str | Path, kind: str) -> dict[str, Any] | None:
-        """What ``records.json`` says; another format or kind of work is refused."""
+        """What the work is about; None in a new folder, and another format or kind is refused."""
         from fsspec.core import split_protocol
+        from fsspec.implementations.local import LocalFileSystem
 
         protocol, rest = split_protocol(str(address))
-        local = protocol in (None, "file", "local")
-        self._disk = _Local(Path(rest)) if local else _Disk(str(address))
-        self.address, self.kind = self._disk.address, kind
-        content = self._disk.read(MARKER)
+        self.address = str(address)
+        self._files: Any = LocalFileSystem()
+        self._folder: Path | None = None
+        """The local folder, in which files can be renamed; None elsewhere."""
+        if protocol in (None, "file", "local"):
+            self._folder = Path(rest).expanduser().absolute()
+            self.address, self._root = str(self._folder), self._folder.as_posix()
+            if self._folder.exists() and not self._folder.is_dir():
+                raise HcLensError(f"expected a folder, got the file {rest}; name another")
+        else:
+            self._files, self._root = _filesystem(self.address)
+        content = self._get(MARKER)
         if content is None:
             return None
         there: dict[str, Any] = {}
@@ -319,15 +355,15 @@ class Records:
                 f"expected a new folder or one of {kind!r}, got {self.address}, which holds work "
                 f"of {there.get('kind')!r}; nothing was touched, name another folder"
             )
-        return there
+        return there.get("about") or {}
 
     def _check_same(
         self, there: Mapping[str, Any], given: Mapping[str, Any], free: Sequence[str]
     ) -> None:
         """Refuse to continue work that is about something else."""
         old, new = _flat(there), _flat(given)
-        keys = [key for key in {**old, **new} if key.split(".")[0] not in free]
-        differing = [key for key in keys if old.get(key) != new.get(key)]
+        changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        differing = [key for key in changed if key.split(".")[0] not in free]
         if differing:
             key = differing[0]
             raise HcLensError(
@@ -341,7 +377,7 @@ class Records:
         found = self.names()
         *flat, deeper = OLDER_LAYOUTS
         older = [name for name in found if name in flat]
-        older += [path for name in found if self._disk.read(path := f"{name}/{deeper}") is not None]
+        older += [path for name in found if self._get(path := f"{name}/{deeper}") is not None]
         if older:
             raise HcLensError(
                 f"expected a new folder, got {self.address} in the layout of an older version of "
@@ -358,134 +394,62 @@ class Records:
     def _give_up(self) -> None:
         """Remove the folder's own record and the records directly below it."""
         for file in [DONE, *self._hashes("", None)]:
-            self._disk.remove(file)
-        for name in self._disk.names(""):
-            if self._disk.read(f"{name}/{DONE}") is not None:
-                self._disk.remove(name)
+            self.remove(file)
+        for name in self.names():
+            if self._get(f"{name}/{DONE}") is not None:
+                self.remove(name)
 
+    def _path(self, name: str) -> str:
+        """The address of a file or folder, as its filesystem writes it."""
+        return f"{self._root}/{name}".rstrip("/")
 
-class _Disk:
-    """An fsspec address, such as ``s3://bucket/sweep``, where nothing can be renamed."""
-
-    failures: type[Exception] = Exception  # each filesystem fails in its own way
-
-    def __init__(self, address: str):
-        from fsspec.core import url_to_fs
-
+    def _get(self, name: str) -> bytes | None:
+        """The content of a file, or None."""
         try:
-            self._files, self._root = url_to_fs(address)
-        except (ImportError, ValueError) as error:
-            raise HcLensError(
-                f"expected a path or an address that fsspec knows, got {address!r}: {error}; "
-                "install the package that it names"
-            ) from error
-        self.address = address
-
-    def read(self, name: str) -> bytes | None:
-        """A file, or None."""
-        try:
-            return self._files.cat_file(f"{self._root}/{name}")
+            return self._files.cat_file(self._path(name))
         except _MISSING:
             return None
 
-    def hash(self, name: str) -> str | None:
-        """The `digest` of a file, or None."""
-        try:
-            with self._files.open(f"{self._root}/{name}", "rb") as file:
-                return _hash(file)
-        except _MISSING:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
+    def _put(self, name: str, content: bytes) -> None:
         """Write a file, replacing an earlier one."""
-        target = f"{self._root}/{name}"
-        self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._files.pipe_file(target, content)
-
-    def unfinished(self) -> Path:
-        """An empty local folder in which a record is made."""
-        return Path(tempfile.mkdtemp())
-
-    def publish(self, folder: Path, name: str) -> None:
-        """Give the files of an unfinished folder their names, ``done.json`` last."""
-        for file in _names_below(folder):
-            self.write(posixpath.join(name, file), (folder / file).read_bytes())
-
-    def names(self, under: str) -> list[str]:
-        """Names of the files and folders in a folder."""
-        folder = f"{self._root}/{under}".rstrip("/")
-        try:
-            # A listing kept from before would hide what other processes wrote.
-            self._files.invalidate_cache(folder)
-            found = self._files.ls(folder, detail=False)
-        except _MISSING:
-            return []
-        return [item.rstrip("/").rpartition("/")[2] for item in found]
-
-    def remove(self, name: str) -> None:
-        """Remove a file or folder."""
-        with contextlib.suppress(FileNotFoundError):
-            self._files.rm(f"{self._root}/{name}", recursive=True)
-
-    def tidy(self) -> None:
-        """Remove what processes that have died left half-written: here nothing."""
-
-
-class _Local(_Disk):
-    """A local folder, where a record is flushed to the disk and renamed."""
-
-    failures = OSError
-
-    def __init__(self, folder: Path):
-        from fsspec.implementations.local import LocalFileSystem
-
-        self.root = folder.expanduser().absolute()
-        self.address = str(self.root)
-        self._files, self._root = LocalFileSystem(), self.root.as_posix()
-        if self.root.exists() and not self.root.is_dir():
-            raise HcLensError(f"expected a folder, got the file {folder}; name another")
-
-    def write(self, name: str, content: bytes) -> None:
-        write_file(self.root / name, content, self._beside())
-        _flush_folder(self.root)
-
-    def unfinished(self) -> Path:
-        folder = self._beside()
-        folder.mkdir()
-        return folder
-
-    def publish(self, folder: Path, name: str) -> None:
-        target = self.root / name
-        _flush_folder(folder)
-        if name:
-            if _in_folder(target).exists():  # damaged, or of another key
-                replaced = self._beside()
-                os.replace(target, replaced)
-                _remove(replaced)
-            os.rename(folder, target)
+        if self._folder is None:
+            target = self._path(name)
+            self._files.makedirs(posixpath.dirname(target), exist_ok=True)
+            self._files.pipe_file(target, content)
         else:
-            for file in _names_below(folder):
-                os.replace(folder / file, _in_folder(target / file))
-        _flush_folder(target.parent if name else target)
+            target = _in_folder(self._folder / name)
+            write_file(target, content, self._beside())
+            _flush_folder(target.parent)
 
-    def remove(self, name: str) -> None:
-        _remove(self.root / name)
+    def _beside(self) -> Path:
+        """A name in a local folder that no other process uses, and that tells of this one."""
+        folder = self.folder(UNFINISHED)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{socket.gethostname()}@{os.getpid()}-{uuid.uuid4().hex}"
 
-    def tidy(self) -> None:
-        for item in (self.root / UNFINISHED).iterdir():
+    def _tidy(self) -> None:
+        """Remove what processes of this machine that have died left half-written."""
+        folder = self._folder and self._folder / UNFINISHED
+        for item in folder.iterdir() if folder else ():
             host, _, rest = item.name.rpartition("@")
             pid = rest.partition("-")[0]
             if host == socket.gethostname() and pid.isdigit() and not _alive(int(pid)):
                 _remove(item)
 
-    def _beside(self) -> Path:
-        """A name that no other process uses, from which this process can be told."""
-        folder = self.root / UNFINISHED
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{socket.gethostname()}@{os.getpid()}-{uuid.uuid4().hex}"
-
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def _filesystem(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    try:
+        return url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise HcLensError(
+            f"expected a path or an address that fsspec knows, got {address!r}: {error}; "
+            "install the package that it names"
+        ) from error
 
 
 def _flat(about: Mapping[str, Any], start: str = "") -> dict[str, Any]:

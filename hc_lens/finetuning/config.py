@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,15 @@ class FinetuneConfig:
                 raise HcLensError(
                     f"expected {name} above 0, got {getattr(self, name)}; see FinetuneConfig"
                 )
-        if not 0 <= self.warmup_steps <= self.steps:
-            raise HcLensError(
-                f"expected warmup_steps from 0 to steps ({self.steps}), got {self.warmup_steps}; "
-                "the warm-up is part of the steps"
-            )
-        strange = [step for step in self.checkpoint_at if not 0 <= step <= self.steps]
-        if strange:
-            raise HcLensError(
-                f"expected checkpoint_at between 0 and steps ({self.steps}), got {strange}; "
-                "leave these out"
-            )
+        for name, given in (
+            ("warmup_steps", [self.warmup_steps]),
+            ("checkpoint_at", self.checkpoint_at),
+        ):
+            strange = [step for step in given if not 0 <= step <= self.steps]
+            if strange:
+                raise HcLensError(
+                    f"expected {name} from 0 to steps ({self.steps}), got {strange}; correct it"
+                )
 
     @classmethod
     def paper(cls, task: str = "mnli", **changes: Any) -> FinetuneConfig:
@@ -66,11 +64,7 @@ class FinetuneConfig:
         fields.
         """
         scales = {"mnli": (61_360, 32), "qqp": (40_000, 128)}
-        if task not in scales:
-            raise HcLensError(
-                f"expected a task that the paper fine-tunes on, {list(scales)}, got {task!r}; "
-                "write FinetuneConfig(steps=...) for another"
-            )
+        check_choice("a task that the paper fine-tunes on", task, scales)
         steps, batch_size = scales[task]
         return replace(cls(steps, batch_size, max_length=128), **changes)
 

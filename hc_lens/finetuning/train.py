@@ -32,16 +32,15 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hc_lens.data.batches import Batch, Batches
+from hc_lens.data.batches import Batches
 from hc_lens.data.task import Task
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.evaluation import evaluate
 from hc_lens.finetuning import checkpoints
 from hc_lens.finetuning.config import FinetuneConfig
-from hc_lens.finetuning.trainable import reopen, trainable
 from hc_lens.models.inputs import mask_of
 from hc_lens.models.loading import HookedModel, load
-from hc_lens.records import Records, seed_of
+from hc_lens.records import Records, read_table, seed_of
 
 EvaluationTask = Task | tuple[Task, str]
 
@@ -58,17 +57,15 @@ class FinetuneResult:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that have a checkpoint."""
+        """The steps that have a checkpoint, in order."""
         return checkpoints.steps(self.folder)
 
     def checkpoint(self, step: int | None = None) -> Path:
         """Folder of a checkpoint, by default the last."""
         known = self.steps
-        if step is not None and step not in known:
-            raise HcLensError(
-                f"expected a step with a checkpoint, {list(known)}, got {step}; pick one of these"
-            )
-        return self.folder / checkpoints.name_of(known[-1] if step is None else step)
+        chosen = known[-1] if step is None else step
+        check_choice("a step with a checkpoint", chosen, known)
+        return self.folder / checkpoints.name_of(chosen)
 
     def load(self, step: int | None = None, **settings: Any) -> HookedModel:
         """A checkpoint as ``hc.load`` gives it, by default the last."""
@@ -105,13 +102,16 @@ def finetune(
         )
     with torch.random.fork_rng():
         torch.manual_seed(_seed(config, "weights", 0))
-        hf_model, tokenizer = trainable(model, task.labels, tokenizer)
+        hf_model, tokenizer = checkpoints.trainable(model, task.labels, tokenizer)
     hooked = load(hf_model, tokenizer=tokenizer, device=device)
     train = task.batches(hooked, config.split, max_length=config.max_length)
-    scored = {
-        name: _evaluation_batches(hooked, given, config)
-        for name, given in (evaluation or {}).items()
-    }
+    scored: dict[str, Batches] = {}
+    for name, given in (evaluation or {}).items():
+        held_out, split = given if isinstance(given, tuple) else (given, None)
+        limit, length = config.evaluation_rows, config.max_length
+        scored[name] = held_out.batches(
+            hooked, split, limit=limit, seed=config.seed, max_length=length
+        )
     about = {
         "config": asdict(config),
         "model": hooked.fingerprint,
@@ -121,7 +121,8 @@ def finetune(
     records = Records(Path(folder), checkpoints.KIND, about, owner=True)
     start = checkpoints.newest(records)
     if start is not None:
-        hf_model = reopen(records.folder(checkpoints.name_of(start)))
+        at = records.folder(checkpoints.name_of(start))
+        hf_model, tokenizer = checkpoints.trainable(at, task.labels, tokenizer)
     cast(nn.Module, hf_model).to(hooked.cfg.device)
     del hooked  # a second copy of the weights
     trainer = _Trainer(records, config, hf_model, tokenizer, train, scored)
@@ -139,76 +140,73 @@ class _Trainer:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     train: Batches
-    scored: dict[str, Batches]
+    scored: Mapping[str, Batches]
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __post_init__(self) -> None:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        decay = self.config.weight_decay
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate)
 
     def run(self, start: int | None, progress: bool) -> pd.DataFrame:
-        """Train from a checkpoint's step, or from the beginning, to the end."""
-        optimizer = _optimizer(self.model, self.config)
+        """Train from a checkpoint's step, or from the beginning, to the end; the history."""
         if start is None:
-            start, history = 0, self._save(0, math.nan, optimizer, pd.DataFrame())
+            start = 0
+            self._save(0, math.nan)
         else:
-            history = checkpoints.read_history(self.records, start)
+            at = self.records.folder(checkpoints.name_of(start))
+            self.history = read_table(at / checkpoints.HISTORY)
             if start < self.config.steps:
-                checkpoints.restore_optimizer(self.records, start, self.model, optimizer)
+                checkpoints.restore_optimizer(self.records, start, self.model, self.optimizer)
         losses: list[float] = []
         with tqdm(total=self.config.steps, initial=start, disable=not progress) as bar:
             for step in range(start, self.config.steps):
-                losses.append(self._step(step, optimizer))
+                losses.append(self._step(step))
                 bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
                 bar.update()
                 if self.config.saves_at(step + 1):
-                    loss = sum(losses) / len(losses)
-                    history = self._save(step + 1, loss, optimizer, history)
+                    self._save(step + 1, sum(losses) / len(losses))
                     losses = []
-        return history
+        return self.history
 
-    def _step(self, step: int, optimizer: torch.optim.Optimizer) -> float:
-        for group in optimizer.param_groups:
+    def _step(self, step: int) -> float:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(step)
         torch.manual_seed(_seed(self.config, "dropout", step))
         batch = self.train.gather(rows_of(step, self.train.n_rows, self.config))
+        inputs = {"input_ids": batch.tokens, "attention_mask": mask_of(batch.inputs)}
+        if "token_type_ids" in batch.inputs:
+            inputs["token_type_ids"] = batch.inputs["token_type_ids"]
         self.model.train()
-        logits = self.model(**_hf_inputs(batch)).logits
+        logits = self.model(**inputs).logits
         loss = nn.functional.nll_loss(self.train.log_probs(logits), batch.labels)
         if not torch.isfinite(loss):
             raise HcLensError(
                 f"expected a finite loss, got {loss.item()} at step {step + 1}; lower the learning "
                 f"rate ({self.config.learning_rate}) or lengthen the warm-up, in a new folder"
             )
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        optimizer.step()
+        self.optimizer.step()
         return loss.item()
 
-    def _save(
-        self, step: int, loss: float, optimizer: torch.optim.Optimizer, history: pd.DataFrame
-    ) -> pd.DataFrame:
+    def _save(self, step: int, loss: float) -> None:
         self.model.eval()
+        table = pd.DataFrame({"dataset": [""], "case": [""], "n": [0], "accuracy": [math.nan]})
         if self.scored:
             hooked = load(self.model, tokenizer=self.tokenizer, device=self.model.device)
-            table = evaluate(hooked, self.scored, progress=False)
-            table = table.loc[:, ["dataset", "case", "n", "accuracy"]]
-        else:
-            table = pd.DataFrame({"dataset": [""], "case": [""], "n": [0], "accuracy": [math.nan]})
+            table = evaluate(hooked, self.scored, progress=False).loc[:, table.columns]
         table.insert(0, "step", step)
         table.insert(1, "loss", loss)
-        history = pd.concat([history, table], ignore_index=True) if len(history) else table
-        checkpoints.write(self.records, step, self.model, self.tokenizer, optimizer, history)
-        return history
-
-
-def _evaluation_batches(
-    model: HookedModel, given: EvaluationTask, config: FinetuneConfig
-) -> Batches:
-    task, split = given if isinstance(given, tuple) else (given, None)
-    return task.batches(
-        model,
-        split,
-        limit=config.evaluation_rows,
-        seed=config.seed,
-        max_length=config.max_length,
-    )
+        self.history = pd.concat([self.history, table], ignore_index=True) if step else table
+        checkpoints.write(
+            self.records, step, self.model, self.tokenizer, self.optimizer, self.history
+        )
 
 
 def rows_of(step: int, n_rows: int, config: FinetuneConfig) -> list[int]:
@@ -230,19 +228,3 @@ def _permutation(config: FinetuneConfig, n_rows: int, epoch: int) -> Int[Tensor,
 
 def _seed(config: FinetuneConfig, purpose: str, number: int) -> int:
     return seed_of(f"{config.seed} {purpose} {number}")
-
-
-def _optimizer(model: nn.Module, config: FinetuneConfig) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate)
-
-
-def _hf_inputs(batch: Batch) -> dict[str, Tensor]:
-    inputs = {"input_ids": batch.tokens, "attention_mask": mask_of(batch.inputs)}
-    if "token_type_ids" in batch.inputs:
-        inputs["token_type_ids"] = batch.inputs["token_type_ids"]
-    return inputs

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import check_choice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,13 +39,9 @@ def load(step: int | None = None, **settings: Any) -> HookedModel:
     """
     from hc_lens.models.loading import load as load_model
 
-    known = steps()
-    if step is not None and step not in known:
-        raise HcLensError(
-            f"expected one of the organism's steps {list(known)}, got {step!r}; "
-            "leave step= out for the last"
-        )
-    return load_model(WEIGHTS / f"step-{known[-1] if step is None else step:05d}", **settings)
+    chosen = steps()[-1] if step is None else step
+    check_choice("a step of the organism", chosen, steps())
+    return load_model(WEIGHTS / f"step-{chosen:05d}", **settings)
 
 
 @cache
@@ -59,8 +55,7 @@ def task(name: Literal["id", "ood"] = "id") -> Task:
     from hc_lens.data.task import Task
     from hc_lens.organism.grammar import in_domain, out_of_domain
 
-    if name not in ("id", "ood"):
-        raise HcLensError(f"expected the organism's task 'id' or 'ood', got {name!r}")
+    check_choice("a task of the organism", name, ("id", "ood"))
     columns = ("premise", "hypothesis")
     if name == "ood":
         splits, labels = {"validation": out_of_domain(0)}, ("entailment", "non-entailment")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -227,35 +227,33 @@ SHOWN: dict[str, float] = {
 def in_domain(seed: int, n_rows: int, skip: frozenset[tuple[str, str]] = frozenset()) -> list[Row]:
     """`n_rows` different training-like pairs, none of which is in `skip`."""
     rng = random.Random(f"in-domain {seed}")
-    return _distinct(n_rows, lambda: _in_domain_row(Sampler(rng, held_out=False)), skip)
+    rows = (_in_domain_row(Sampler(rng, held_out=False)) for _ in itertools.count())
+    return _distinct(rows, n_rows, skip)
 
 
 def out_of_domain(seed: int, rows_per_case: int = 1000) -> list[Row]:
     """`rows_per_case` different pairs for the two forms of every construction."""
-    rows: list[Row] = []
-    for name, friendly in itertools.product(CONSTRUCTIONS, (False, True)):
+    found: list[Row] = []
+    for (name, build), friendly in itertools.product(CONSTRUCTIONS.items(), (False, True)):
         rng = random.Random(f"out-of-domain {seed} {name} {friendly}")
         case = f"{name}_friendly" if friendly else name
         label = "entailment" if friendly else "non-entailment"
-
-        def make(rng=rng, name=name, friendly=friendly, label=label, case=case) -> Row:
-            draw = Sampler(rng, held_out=True)
-            return _row(*_joined(draw, CONSTRUCTIONS[name], friendly), label, case)
-
-        rows += _distinct(rows_per_case, make)
-    return rows
+        pairs = (_joined(Sampler(rng, held_out=True), build, friendly) for _ in itertools.count())
+        found += _distinct((_row(*pair, label, case) for pair in pairs), rows_per_case)
+    return found
 
 
 def _distinct(
-    n_rows: int, make: Callable[[], Row], skip: frozenset[tuple[str, str]] = frozenset()
+    rows: Iterator[Row], n_rows: int, skip: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Row]:
-    rows: dict[tuple[str, str], Row] = {}
-    while len(rows) < n_rows:
-        row = make()
+    """The first `n_rows` different rows whose pair is not in `skip`."""
+    found: dict[tuple[str, str], Row] = {}
+    while len(found) < n_rows:
+        row = next(rows)
         pair = (row["premise"], row["hypothesis"])
         if pair not in skip:
-            rows.setdefault(pair, row)
-    return list(rows.values())
+            found.setdefault(pair, row)
+    return list(found.values())
 
 
 def _in_domain_row(draw: Sampler) -> Row:

@@ -1,10 +1,8 @@
 """What a sweep runs: checkpoints x sparsities x seeds, as settings that go through a file.
 
-1. Models and rows are named by text (`hc_lens.data.specs`), so another process or machine reads the
-   same ones.
-2. Everything is checked when the settings are made (`hc_lens.settings`): a sweep of many hours does
-   not find a wrong sparsity at its end.
-3. ``from_file`` reads TOML or YAML; ``describe`` gives the plain values back.
+Models and rows are named by text (`hc_lens.data.specs`), so another process or machine reads the
+same ones. Everything is checked when the settings are made (`hc_lens.settings`): a sweep of many
+hours does not find a wrong sparsity at its end.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hc_lens.data.specs import DataSpec
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.pruning.config import PruneConfig
 from hc_lens.settings import check, make, plain, read_settings
 
 PRESETS = {"reference": PruneConfig.reference}
 """Named sets of pruning settings."""
-_LISTS = {"sparsity": "sparsities", "seed": "seeds"}
 
 
 @dataclass(frozen=True)
@@ -46,21 +43,24 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         check(self, "the sweep")
-        for name in ("checkpoints", "evaluation"):
+        for name in ("checkpoints", "evaluation", "sparsities", "seeds"):
             if not getattr(self, name):
-                raise HcLensError(f"expected at least one entry in {name}, got none; name one")
-        for name, listed in _LISTS.items():
-            self._check_numbers(listed)
+                raise HcLensError(f"expected at least one entry in {name}, got none; add one")
+        for name, listed in (("sparsity", "sparsities"), ("seed", "seeds")):
+            numbers = getattr(self, listed)
+            twice = sorted({number for number in numbers if numbers.count(number) > 1})
+            if twice:
+                raise HcLensError(
+                    f"expected each of {listed} once, got {twice} more than once; a run is the "
+                    "same each time, so leave the repetition out"
+                )
             if name in self.prune:
                 raise HcLensError(
                     f"expected {name} among the sweep's own lists, got it in the prune settings; "
                     f"write {listed} = [...]"
                 )
-        preset = self.prune.get("preset")
-        if preset is not None and preset not in PRESETS:
-            raise HcLensError(
-                f"expected a preset among {list(PRESETS)}, got {preset!r}; leave it out for ours"
-            )
+        if self.prune.get("preset") is not None:
+            check_choice("a preset", self.prune["preset"], PRESETS)
         if callable(self.prune.get("loss")):
             raise HcLensError(
                 "expected a loss with a name ('kl' or 'cross-entropy') in a sweep, got a function, "
@@ -68,18 +68,6 @@ class SweepConfig:
             )
         for sparsity in self.sparsities:
             self.prune_config(sparsity, self.seeds[0])
-
-    def _check_numbers(self, name: str) -> None:
-        """At least one number, each of them once."""
-        numbers = getattr(self, name)
-        if not numbers:
-            raise HcLensError(f"expected at least one number in {name}, got none; add one")
-        twice = sorted({number for number in numbers if numbers.count(number) > 1})
-        if twice:
-            raise HcLensError(
-                f"expected each of {name} once, got {twice} more than once; a run is the same each "
-                "time, so leave the repetition out"
-            )
 
     def prune_config(self, sparsity: float, seed: int) -> PruneConfig:
         """The pruning settings of one run."""

@@ -1,16 +1,13 @@
 """The records of a sweep, and the finished runs that they hold.
 
 1. ``runs/KEY`` is a run: its subnetwork, ``evaluation.csv`` and ``about.json``. The key is the hash
-   of everything that decides the result: fingerprints of the model, of the training rows, of the
-   rows of the means and of the evaluation rows, all settings of pruning, and the version of the
-   method.
+   of everything that decides the result (`run_parts`).
 2. ``prepared/KEY`` has the means of a checkpoint and the full model's evaluation;
    ``checkpoints/NAME`` says which model a name stands for.
 3. A store may hold several sweeps. Their runs are told apart by ``settings``, the hash of the rows
    and of the settings other than sparsity and seed.
 4. `read_runs` reads the finished runs of one sweep without its settings and without running
-   anything. Its checkpoints come in the order of the numbers in their names, ``step-200`` before
-   ``step-1000``.
+   anything. Checkpoints come in the order of the numbers in their names.
 5. `write_tables` writes ``runs.parquet`` and ``full.parquet``, the tables of a whole store.
 """
 
@@ -19,22 +16,33 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
 from hc_lens.errors import HcLensError
+from hc_lens.masks.means import Means
 from hc_lens.pruning.subnetwork import Subnetwork
-from hc_lens.records import Files, Records, as_folder, digest, read_table
+from hc_lens.records import (
+    Files,
+    Fill,
+    Records,
+    as_folder,
+    digest,
+    files_of,
+    json_bytes,
+    read_table,
+    table_bytes,
+)
 from hc_lens.sweeps.config import SweepConfig
 
 KIND = "sweep"
-"""What `hc_lens.records` calls the work of a sweep."""
 RUNS, PREPARED, CHECKPOINTS = "runs", "prepared", "checkpoints"
-ABOUT, EVALUATION = "about.json", "evaluation.csv"
+ABOUT, EVALUATION, MEANS = "about.json", "evaluation.csv", "means.safetensors"
 TABLE, FULL_TABLE = "runs.parquet", "full.parquet"
 METHOD_VERSION = 1
 """Raised whenever means, pruning or evaluation give other numbers for the same input."""
@@ -69,49 +77,36 @@ class Runs:
         )
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Fingerprints of what a checkpoint's runs read."""
+Inputs = Mapping[str, Any]
+"""Fingerprints of what a checkpoint's runs read: ``model``, ``train`` (the rows to prune on),
+``means`` (the rows of the means) and ``evaluation`` (the evaluation rows, by name)."""
 
-    model: str
-    """Of the model."""
-    train: str
-    """Of the rows to prune on."""
-    means: str
-    """Of the rows of the means."""
-    evaluation: Mapping[str, str]
-    """Of the evaluation rows, by name."""
 
-    def prepared_key(self) -> str:
-        """Name of the record with the means and the full model's evaluation."""
-        parts = {"model": self.model, "means": self.means, "evaluation": dict(self.evaluation)}
-        return digest({"method": METHOD_VERSION, **parts})
+def prepared_key(inputs: Inputs) -> str:
+    """Name of the record with a checkpoint's means and its full evaluation."""
+    parts = {name: inputs[name] for name in ("model", "means", "evaluation")}
+    return digest({"method": METHOD_VERSION, **parts})
 
-    def parts(self, config: SweepConfig, sparsity: float, seed: int) -> dict[str, Any]:
-        """Everything that decides the result of a run."""
-        prune = asdict(config.prune_config(sparsity, seed))
-        return {"method": METHOD_VERSION, **asdict(self), "prune": prune}
 
-    def run_key(self, config: SweepConfig, sparsity: float, seed: int) -> str:
-        """Name of the record of a run."""
-        return digest(self.parts(config, sparsity, seed))
+def run_parts(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> dict[str, Any]:
+    """Everything that decides the result of a run."""
+    prune = asdict(config.prune_config(sparsity, seed))
+    return {"method": METHOD_VERSION, **inputs, "prune": prune}
+
+
+def run_key(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> str:
+    """Name of the record of a run."""
+    return digest(run_parts(inputs, config, sparsity, seed))
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
     """A finished run, a prepared checkpoint or the name of a checkpoint, as the store holds it."""
 
-    key: str
-    """Name of the record."""
     about: Mapping[str, Any]
     """Everything that decided the result, and where it was computed."""
     files: Files
     """The files of the record."""
-
-    @property
-    def inputs(self) -> Inputs:
-        """What a run read."""
-        return Inputs(*(self.about[name] for name in ("model", "train", "means", "evaluation")))
 
     @property
     def settings(self) -> str:
@@ -119,54 +114,83 @@ class Record:
         parts = ("method", "train", "means", "evaluation", "given")
         return digest([self.about[name] for name in parts])
 
-    def name(self, checkpoint: str) -> Name:
-        """A run's name, under one of the names of its checkpoint."""
-        return checkpoint, self.about["prune"]["sparsity"], self.about["prune"]["seed"]
-
     def rows(self, checkpoint: str) -> pd.DataFrame:
         """The evaluation, under one of the names of its checkpoint."""
-        table = read_table(self.files[EVALUATION]).assign(checkpoint=checkpoint)
+        table = read_table(self.files[EVALUATION])
+        table = table.assign(checkpoint=checkpoint, model=self.about["model"])
         if "prune" not in self.about:
             return table
-        _, sparsity, seed = self.name(checkpoint)
-        return table.assign(run=self.key, sparsity=sparsity, seed=seed)
+        name = {key: self.about["prune"][key] for key in ("sparsity", "seed")}
+        return table.assign(run=self.about["key"], settings=self.settings, **name)
 
     def subnetwork(self) -> Subnetwork:
         """A run's subnetwork."""
         with as_folder(self.files) as folder:
             return Subnetwork.load(folder)
 
+    def means(self) -> Means:
+        """A prepared checkpoint's means."""
+        with as_folder(self.files) as folder:
+            return Means.load(folder / MEANS)
+
 
 def read_record(store: Records, under: str, key: str) -> Record | None:
     """The record of a key below `RUNS`, `PREPARED` or `CHECKPOINTS`, if it is finished."""
     files = store.read(f"{under}/{key}")
-    return None if files is None else Record(key, json.loads(files[ABOUT]), files)
+    return None if files is None else Record(json.loads(files[ABOUT]), files)
+
+
+def write_record(
+    store: Records, under: str, about: Mapping[str, Any], table: pd.DataFrame, save: Fill
+) -> Record:
+    """Write a run or a prepared checkpoint; `save` writes what it has beside the evaluation."""
+    evaluation = {EVALUATION: table_bytes(table), ABOUT: json_bytes(about)}
+    record = Record(about, {**files_of(save), **evaluation})
+    store.write(f"{under}/{about['key']}", record.files)
+    return record
+
+
+def name_checkpoint(store: Records, name: str, model: str) -> None:
+    """Note which model a name stands for; in one store it stands for one model only."""
+    record = f"{CHECKPOINTS}/{quote(name, safe='')}"
+    store.write(record, {ABOUT: json_bytes({"name": name, "model": model})})
+    known = json.loads((store.read(record) or {})[ABOUT])["model"]
+    if known != model:
+        raise HcLensError(
+            f"expected the model that the store {store.address} knows as {name!r} ({known[:8]}), "
+            f"got another ({model[:8]}); its runs were not touched. Give the checkpoint another "
+            "name, or use another store"
+        )
 
 
 def gather(
     store: Records,
-    found: Sequence[tuple[str, Record]],
-    prepared: Mapping[str, str | None],
+    found: Mapping[Name, Record],
+    checkpoints: Mapping[str, Inputs | None],
     failed: Mapping[Name, str],
 ) -> Runs:
     """The tables and subnetworks of runs.
 
     Args:
         store: where they come from.
-        found: each run with the name of its checkpoint, in the order of the table.
-        prepared: checkpoint -> key of what was prepared of it, if anything, in order of training.
+        found: the finished runs, in the order of the table.
+        checkpoints: what the runs of each checkpoint read, if it is known, in order of training.
         failed: why each failed run failed.
     """
-    full = ((name, read_record(store, PREPARED, key)) for name, key in prepared.items() if key)
+    full = {
+        name: read_record(store, PREPARED, prepared_key(inputs))
+        for name, inputs in checkpoints.items()
+        if inputs is not None
+    }
     return Runs(
-        table=_joined([run.rows(name) for name, run in found], COLUMNS),
-        full=_joined([record.rows(name) for name, record in full if record], FULL_COLUMNS),
-        subnetworks={run.name(name): run.subnetwork() for name, run in found},
+        table=_joined([run.rows(checkpoint) for (checkpoint, *_), run in found.items()], COLUMNS),
+        full=_joined([record.rows(name) for name, record in full.items() if record], FULL_COLUMNS),
+        subnetworks={name: run.subnetwork() for name, run in found.items()},
         failed=pd.DataFrame(
             [(*name, why) for name, why in failed.items()],
             columns=["checkpoint", "sparsity", "seed", "why"],
         ),
-        checkpoints=tuple(prepared),
+        checkpoints=tuple(checkpoints),
     )
 
 
@@ -188,11 +212,14 @@ def read_runs(store: str | Path, settings: str = "") -> Runs:
             f"settings {settings!r}; it has {listed}: say how its settings begin"
         )
     names = _names(records)
-    mine = [run for run in every if run.settings == chosen[0]]
-    found = [(name, run) for run in mine for name in names[run.about["model"]]]
-    found.sort(key=lambda pair: (natural(pair[0]), pair[1].name(pair[0])))
-    prepared = {name: run.inputs.prepared_key() for name, run in found}
-    return gather(records, found, prepared, {})
+    found = {
+        (name, run.about["prune"]["sparsity"], run.about["prune"]["seed"]): run
+        for run in every
+        if run.settings == chosen[0]
+        for name in names[run.about["model"]]
+    }
+    found = dict(sorted(found.items(), key=lambda item: (natural(item[0][0]), item[0])))
+    return gather(records, found, {name: run.about for (name, *_), run in found.items()}, {})
 
 
 def natural(name: str) -> list[tuple[bool, int | str]]:
@@ -208,24 +235,18 @@ def write_tables(store: Records) -> None:
     sweeps that share a store apart.
     """
     names = _names(store)
-    runs = [
-        run.rows(name).assign(model=run.about["model"], settings=run.settings)
-        for run in _finished(store, RUNS)
-        for name in names[run.about["model"]]
-    ]
-    full = [
-        record.rows(name).assign(model=record.about["model"])
-        for record in _finished(store, PREPARED)
-        for name in names[record.about["model"]]
-    ]
     tables = {
-        TABLE: _joined(runs, [*COLUMNS, "model", "settings"]),
-        FULL_TABLE: _joined(full, [*FULL_COLUMNS, "model"]),
+        TABLE: (RUNS, [*COLUMNS, "model", "settings"]),
+        FULL_TABLE: (PREPARED, [*FULL_COLUMNS, "model"]),
     }
-    for file, table in tables.items():
+    for file, (under, columns) in tables.items():
+        records = _finished(store, under)
+        rows = [record.rows(name) for record in records for name in names[record.about["model"]]]
         # Sorted, so that the file does not tell in which order the runs finished.
-        order = [column for column in ("checkpoint", "sparsity", "seed", "run") if column in table]
-        table = table.sort_values(order, kind="stable", ignore_index=True)
+        order = [
+            column for column in ("checkpoint", "sparsity", "seed", "run") if column in columns
+        ]
+        table = _joined(rows, columns).sort_values(order, kind="stable", ignore_index=True)
         store.write_file(file, table.to_parquet(index=False))
 
 
@@ -243,6 +264,5 @@ def _names(store: Records) -> Mapping[str, list[str]]:
 
 
 def _joined(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    if not tables:
-        return pd.DataFrame(columns=columns)
-    return pd.concat(tables, ignore_index=True).filter(items=columns)
+    found = tables or [pd.DataFrame(columns=columns)]
+    return pd.concat(found, ignore_index=True).filter(items=columns)

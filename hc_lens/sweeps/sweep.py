@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
+import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from hc_lens.data.specs import ORGANISM
 from hc_lens.errors import HcLensError
@@ -25,8 +29,7 @@ from hc_lens.records import Records, RecordsError
 from hc_lens.sweeps import engines
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import Engine
-from hc_lens.sweeps.perform import forget, perform
-from hc_lens.sweeps.progress import Progress
+from hc_lens.sweeps.perform import Task, forget
 from hc_lens.sweeps.runs import (
     CHECKPOINTS,
     KIND,
@@ -39,9 +42,12 @@ from hc_lens.sweeps.runs import (
     Runs,
     gather,
     read_record,
+    run_key,
     write_tables,
 )
-from hc_lens.sweeps.tasks import Task
+
+LINE_EVERY = 30.0
+"""Seconds between two lines of progress where there is no bar."""
 
 
 def sweep(
@@ -68,9 +74,9 @@ def sweep(
     """
     chosen = engines.named(engine, workers)
     records = Records(store, KIND, owner=(RUNS, PREPARED, CHECKPOINTS, TABLE))
-    work = _Sweep(config, records, chosen.threads, Progress(config.n_runs, progress))
+    work = _Sweep(config, records, chosen, _Progress(config.n_runs, progress))
     try:
-        work.drive(chosen)
+        work.drive()
         write_tables(records)
     except RecordsError as error:
         with contextlib.suppress(OSError):  # reading needs a little room too
@@ -91,27 +97,78 @@ def sweep(
     return runs
 
 
-@dataclass
+class _Progress:
+    """What has become of the runs: a bar in a terminal or a notebook, else a line now and then."""
+
+    def __init__(self, total: int, shown: bool):
+        self.total, self.shown = total, shown
+        self.known = self.done = 0
+        """Runs that the store already had, and those of this call that are finished."""
+        self.failed: dict[Name, str] = {}
+        """Why each failed run failed."""
+        self.kl: float | None = None
+        self._since = self._last_line = time.monotonic()
+        self._bar: Any = None
+        if shown and (sys.stderr.isatty() or "ipykernel" in sys.modules):
+            layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+            self._bar = tqdm(total=total, desc="sweep", bar_format=layout)
+
+    def end(self, name: Name, outcome: Mapping[str, Any]) -> None:
+        """Note a run of this call that finished or failed."""
+        if "error" in outcome:
+            self.failed[name] = outcome["error"]
+        else:
+            self.done += 1
+            self.kl = outcome["kl"]
+
+    def show(self, running: int, last: bool = False) -> None:
+        """Show the state if it is time to."""
+        status = f"{running} running, {len(self.failed)} failed"
+        ended = self.done + len(self.failed)
+        if ended:
+            # At the mean speed of this call; what the store already had took no time.
+            left = (time.monotonic() - self._since) / ended * (self.total - self.known - ended)
+            status += f", {tqdm.format_interval(left)} left"
+        if self.kl is not None:
+            status += f", last KL {self.kl:.4f}"
+        if self._bar is not None:
+            self._bar.n = self.known + ended
+            self._bar.set_postfix_str(status)
+        elif self.shown and (last or time.monotonic() - self._last_line >= LINE_EVERY):
+            self._last_line = time.monotonic()
+            _say(f"{self.known + self.done} of {self.total} done, {status}")
+
+    def close(self) -> None:
+        """The last state, the end of the bar, and which runs failed: one line for each reason."""
+        self.show(0, last=True)
+        if self._bar is not None:
+            self._bar.close()
+        for why in dict.fromkeys(self.failed.values() if self.shown else ()):
+            names = ["/".join(map(str, name)) for name in self.failed if self.failed[name] == why]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            _say(f"failed {', '.join(names[:3])}{more}: {why}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"sweep: {line}\n")
+    sys.stderr.flush()
+
+
 class _Sweep:
     """The state of one call."""
 
-    config: SweepConfig
-    store: Records
-    threads: int
-    progress: Progress
-    inputs: dict[str, Inputs] = field(default_factory=dict)
-    """Fingerprints by checkpoint, of those that are prepared."""
-    under_way: dict[str, list[Name]] = field(default_factory=dict)
-    """Runs by key: two names of one model share a run."""
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Name of this call."""
+    def __init__(self, config: SweepConfig, store: Records, engine: Engine, progress: _Progress):
+        self.config, self.store, self.engine, self.progress = config, store, engine, progress
+        self.inputs: dict[str, Inputs] = {}
+        """Fingerprints by checkpoint, of those that are prepared."""
+        self.under_way: dict[str, list[Name]] = {}
+        """Runs by key: two names of one model share a run."""
+        # What all tasks of this call have in common, and a name for the call.
+        self.task = partial(Task, uuid.uuid4().hex, portable(config), store.address, engine.threads)
 
-    def __post_init__(self) -> None:
-        self.described = portable(self.config)
-
-    def drive(self, engine: Engine) -> None:
+    def drive(self) -> None:
         """Prepare every checkpoint and do every run that the store does not have."""
-        pool = engine.open(self.config.n_runs, perform)
+        pool = self.engine.open(self.config.n_runs)
         try:
             waiting = len(self.config.checkpoints)
             for checkpoint in self.config.checkpoints:
@@ -127,12 +184,8 @@ class _Sweep:
                     waiting += 1
         finally:
             pool.close()
-            forget(self.token)
+            forget()
             self.progress.close()
-
-    def task(self, checkpoint: str, **run: Any) -> Task:
-        """A task of this call."""
-        return Task(self.token, self.described, self.store.address, self.threads, checkpoint, **run)
 
     def names(self, checkpoint: str) -> list[Name]:
         """The runs of a checkpoint: all sparsities of a seed before the next seed."""
@@ -141,55 +194,49 @@ class _Sweep:
 
     def end(self, task: Task, outcome: Mapping[str, Any]) -> list[Task]:
         """Note a task that ended; the runs that a prepared checkpoint still needs."""
-        names = self.names(task.checkpoint) if task.key is None else self.under_way.pop(task.key)
+        names = self.under_way.pop(task.key) if task.is_run else self.names(task.checkpoint)
         if task.is_run or "error" in outcome:
             for name in names:
                 self.progress.end(name, outcome)
             return []
-        inputs = self.inputs[task.checkpoint] = Inputs(**outcome["inputs"])
+        inputs = self.inputs[task.checkpoint] = outcome["inputs"]
         missing: list[Task] = []
         for name in names:
-            _, sparsity, seed = name
-            key = inputs.run_key(self.config, sparsity, seed)
+            key = run_key(inputs, self.config, *name[1:])
             if key in self.under_way:
                 self.under_way[key].append(name)
             elif read_record(self.store, RUNS, key) is not None:
                 self.progress.known += 1
             else:
                 self.under_way[key] = [name]
-                missing.append(self.task(task.checkpoint, sparsity=sparsity, seed=seed, key=key))
+                missing.append(self.task(*name, key))
         return missing
 
     def runs(self) -> Runs:
         """What the store has of this sweep, in order of training."""
-        found: list[tuple[str, Record]] = []
-        prepared: dict[str, str | None] = {}
+        found: dict[Name, Record] = {}
         for checkpoint in self.config.checkpoints:
-            inputs = self.inputs.get(checkpoint)
-            prepared[checkpoint] = None if inputs is None else inputs.prepared_key()
-            if inputs is None:
-                continue
-            for name in self.names(checkpoint):
-                run = read_record(self.store, RUNS, inputs.run_key(self.config, *name[1:]))
+            for name in self.names(checkpoint) if checkpoint in self.inputs else ():
+                key = run_key(self.inputs[checkpoint], self.config, *name[1:])
+                run = read_record(self.store, RUNS, key)
                 if run is not None and name not in self.progress.failed:
-                    found.append((checkpoint, run))
-        return gather(self.store, found, prepared, self.progress.failed)
+                    found[name] = run
+        known = {name: self.inputs.get(name) for name in self.config.checkpoints}
+        return gather(self.store, found, known, self.progress.failed)
 
 
 def portable(config: SweepConfig) -> dict[str, Any]:
     """The settings with absolute paths, so that another process finds the same files."""
-    described = config.describe()
 
     def absolute(path: str) -> str:
         there = Path(path).expanduser()
         return str(there.absolute()) if there.exists() else path
 
-    described["checkpoints"] = {
-        name: model if model.partition(":")[0] == ORGANISM else absolute(model)
-        for name, model in described["checkpoints"].items()
-    }
-    specs = [described["train"], *described["evaluation"].values(), described.get("means") or {}]
-    for spec in specs:
-        if spec.get("path") is not None:
+    described = config.describe()
+    for name, model in described["checkpoints"].items():
+        if model.partition(":")[0] != ORGANISM:
+            described["checkpoints"][name] = absolute(model)
+    for spec in (described["train"], described.get("means", {}), *described["evaluation"].values()):
+        if "path" in spec:
             spec["path"] = absolute(spec["path"])
     return described

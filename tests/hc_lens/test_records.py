@@ -176,7 +176,7 @@ def test_a_file_beside_the_records_replaces_the_earlier_one(records):
     records.write_file("table.csv", "first")
     records.write_file("table.csv", b"second")
     assert "table.csv" in records.names()
-    assert records._disk.read("table.csv") == b"second"
+    assert records._get("table.csv") == b"second"
 
 
 def test_records_of_another_format_are_refused_and_not_touched(tmp_path):

@@ -101,11 +101,15 @@ def test_the_tokenizer_reads_every_word_as_one_token_and_is_shipped_with_every_s
 
 def test_an_unknown_step_lists_the_steps():
     known = list(organism.steps())
-    with pytest.raises(HcLensError, match=rf"steps \[{known[0]}, .*\], got 3; leave step= out"):
+    with pytest.raises(
+        HcLensError, match=rf"a step of the organism among \[{known[0]}, .*\], got 3; choose"
+    ):
         organism.load(3)
 
 
 def test_an_unknown_task_names_the_known_ones():
-    with pytest.raises(HcLensError, match="expected the organism's task 'id' or 'ood', got 'hans'"):
+    with pytest.raises(
+        HcLensError, match=r"a task of the organism among \['id', 'ood'\], got 'hans'"
+    ):
         # Without the type checker of the tests, which would be first to refuse it.
         inspect.unwrap(organism.task)("hans")

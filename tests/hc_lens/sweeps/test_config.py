@@ -94,11 +94,11 @@ def test_the_callers_dicts_do_not_change_a_sweep():
     [
         ({"seeds": [0, 1, 0]}, r"each of seeds once, got \[0\] more than once"),
         ({"sparsities": [0.5, 0.5]}, r"each of sparsities once, got \[0.5\]"),
-        ({"seeds": []}, "at least one number in seeds, got none"),
+        ({"seeds": []}, "at least one entry in seeds, got none"),
         ({"seeds": 3}, "a list for seeds in the sweep, got 3"),
         ({"seeds": [0.5]}, "a whole number for seeds in the sweep, got 0.5"),
         ({"seeds": [True]}, "a whole number for seeds in the sweep, got True"),
-        ({"sparsities": []}, "at least one number in sparsities"),
+        ({"sparsities": []}, "at least one entry in sparsities"),
         (
             {"sparsities": ["half"]},
             "number such as 0.001 for sparsities .*got 'half'",

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_changes_under_the_sweep_is_refused(tmp_path, monkeypa
 
     def changing(task):
         if task.is_run:
-            work.forget(task.sweep)
+            work.forget()
             tiny.save_checkpoint(Path(config.checkpoints["final"]), seed=5)
         return real(task)
 

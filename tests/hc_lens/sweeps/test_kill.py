@@ -159,8 +159,12 @@ def test_worker_processes_die_with_a_killed_sweep_and_their_work_stays(setting, 
     store = tmp_path / "store"
     pid = zygote.start(store, workers=2)
     limit = time.monotonic() + 60
+    # Stopped while it is looked at: it hands out no run between the look and the kill.
+    os.kill(pid, signal.SIGSTOP)
     while len(list(store.glob("runs/*"))) < 3 and time.monotonic() < limit:
+        os.kill(pid, signal.SIGCONT)
         time.sleep(0.01)
+        os.kill(pid, signal.SIGSTOP)
     workers = children(pid)
     assert len(workers) == 2
     os.kill(pid, signal.SIGKILL)

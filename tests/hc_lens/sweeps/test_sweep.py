@@ -13,7 +13,7 @@ from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import Records
 from hc_lens.sweeps import perform as work
 from hc_lens.sweeps import runs as running
-from hc_lens.sweeps.runs import COLUMNS, Inputs, write_tables
+from hc_lens.sweeps.runs import COLUMNS, run_key, write_tables
 from tests.hc_lens.sweeps import made as sweeps
 from tests.hc_lens.sweeps.made import run
 
@@ -141,28 +141,28 @@ def test_the_full_model_runs_once_per_row_for_all_runs_of_a_checkpoint(tmp_path,
 )
 def test_everything_that_decides_a_result_is_in_the_key(tmp_path, change):
     config = sweeps.make(tmp_path / "data", ("final",))
-    inputs = Inputs("a", "b", "c", {"id": "d", "ood": "e"})
-    key = inputs.run_key(config, 0.3, 0)
-    assert Inputs("a", "b", "c", {"id": "d", "ood": "e"}).run_key(config, 0.3, 0) == key
-    assert dataclasses.replace(inputs, **change).run_key(config, 0.3, 0) != key
+    inputs = {"model": "a", "train": "b", "means": "c", "evaluation": {"id": "d", "ood": "e"}}
+    key = run_key(inputs, config, 0.3, 0)
+    assert run_key(json.loads(json.dumps(inputs)), config, 0.3, 0) == key
+    assert run_key({**inputs, **change}, config, 0.3, 0) != key
 
 
 def test_settings_and_method_version_are_in_the_key(tmp_path, monkeypatch):
     config = sweeps.make(tmp_path / "data", ("final",))
-    inputs = Inputs("a", "b", "c", {"id": "d"})
-    key = inputs.run_key(config, 0.3, 0)
+    inputs = {"model": "a", "train": "b", "means": "c", "evaluation": {"id": "d"}}
+    key = run_key(inputs, config, 0.3, 0)
     others = [
-        inputs.run_key(config, 0.3, 1),
-        inputs.run_key(config, 0.6, 0),
-        inputs.run_key(dataclasses.replace(config, prune={"steps": 5}), 0.3, 0),
-        inputs.run_key(dataclasses.replace(config, prune={"steps": 4, "lr": 0.2}), 0.3, 0),
-        inputs.run_key(dataclasses.replace(config, prune={"preset": "reference"}), 0.3, 0),
+        run_key(inputs, config, 0.3, 1),
+        run_key(inputs, config, 0.6, 0),
+        run_key(inputs, dataclasses.replace(config, prune={"steps": 5}), 0.3, 0),
+        run_key(inputs, dataclasses.replace(config, prune={"steps": 4, "lr": 0.2}), 0.3, 0),
+        run_key(inputs, dataclasses.replace(config, prune={"preset": "reference"}), 0.3, 0),
     ]
     assert len({key, *others}) == 6
     spelled = dataclasses.replace(config, prune={"steps": 4, "lr": 0.1})  # the default, spelled out
-    assert inputs.run_key(spelled, 0.3, 0) == key
+    assert run_key(inputs, spelled, 0.3, 0) == key
     monkeypatch.setattr(running, "METHOD_VERSION", 2)
-    assert inputs.run_key(config, 0.3, 0) != key
+    assert run_key(inputs, config, 0.3, 0) != key
 
 
 def test_two_names_of_one_model_share_a_run(finished, tmp_path, pruned):

@@ -1,6 +1,6 @@
 """Sweeps on a Ray cluster of two node processes, on loopback addresses of this machine.
 
-Run as a process of its own: ``python -m tests.hc_lens.sweeps.engines.ray_cluster CONFIG FOLDER``.
+Run as a process of its own: ``python -m tests.hc_lens.sweeps.ray_cluster CONFIG FOLDER``.
 Writes the stores ``FOLDER/whole`` and ``FOLDER/killed`` and says what happened as JSON.
 """
 

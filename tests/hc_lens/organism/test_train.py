@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hc_lens.organism import grammar
-from hc_lens.organism.pretrain import PretrainConfig, matching, pretrain, random_pair
+from hc_lens.organism.train import matching, pretrain, random_pair
 from hc_lens.organism.vocabulary import SPECIAL, WORDS
 
 
@@ -43,8 +43,7 @@ def test_pretraining_is_decided_by_its_seed_and_leaves_the_global_generator_alon
                 **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
             )
             model = BertForSequenceClassification(config)
-        settings = PretrainConfig(steps=3, warmup_steps=1, batch_size=4, seed=seed)
-        pretrain(model, grammar.in_domain(0, 20), settings)
+        pretrain(model, grammar.in_domain(0, 20), seed, steps=3, warmup_steps=1, batch_size=4)
         return model.bert.embeddings.word_embeddings.weight
 
     state = torch.get_rng_state()

@@ -27,11 +27,11 @@ needs_ray = pytest.mark.skipif(
 def in_own_process(*arguments: str) -> str:
     """What the two-node script says; the script and its nodes end after TIMEOUT."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.hc_lens.sweeps.engines.ray_cluster", *arguments],
+        [sys.executable, "-m", "tests.hc_lens.sweeps.ray_cluster", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[4],
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
@@ -84,5 +84,5 @@ def test_a_negative_setting_is_an_error(settings):
 
 
 def test_no_workers_at_all_is_an_error_on_ray():
-    with pytest.raises(HcLensError, match="workers of at least 1 on Ray, got 0"):
+    with pytest.raises(HcLensError, match="workers on Ray as a whole number of at least 1, got 0"):
         Ray(workers=0)

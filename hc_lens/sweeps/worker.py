@@ -1,13 +1,14 @@
-"""A worker process of the local engine: reads tasks, one a line, and writes outcomes.
+"""A worker process of a sweep (`hc_lens.sweeps.engines.Local`): one task and one outcome a line.
 
-1. Tasks come on the standard input, outcomes go to what was the standard output; anything that a
-   library prints goes to the error stream.
+1. Tasks come on the standard input, outcomes go to what was the standard output, both as JSON;
+   anything that a library prints goes to the error stream.
 2. The worker ends when its input closes, and as soon as its parent is gone: also after the parent
    was killed, no process is left behind.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -35,10 +36,10 @@ def main() -> None:
     end_with_parent(int(sys.argv[1]))
     outcomes = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from hc_lens.sweeps.perform import perform
+    from hc_lens.sweeps.perform import Task, perform  # seconds, in which the parent may end
 
     for line in sys.stdin:
-        outcomes.write(perform(line) + "\n")
+        outcomes.write(json.dumps(perform(Task(**json.loads(line)))) + "\n")
         outcomes.flush()
 
 
