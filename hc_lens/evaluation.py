@@ -18,8 +18,8 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, Totals, row_metrics
 from hc_lens.protocols import BatchesLike, Model
+from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
-from hc_lens.pruning.teacher import Teacher
 
 METRICS = (ACCURACY, KL, AGREEMENT)
 KEYS = ("subnetwork", "dataset", "case")
@@ -36,15 +36,14 @@ def evaluate(
 ) -> pd.DataFrame:
     """One row per subnetwork, dataset and case: n, accuracy, kl, agreement.
 
+    The full model, named ``"full"``, always comes first; `kl` and `agreement` compare with it.
+    Accuracy is NaN for a case without labels.
+
     Args:
-        data: `hc.Batches` by name of the dataset, or batches alone.
         means: what replaces removed units; needed with `subnetwork`.
-        subnetwork: one, several, or several by name. None evaluates the full model alone; the full
-            model, named ``"full"``, always comes first.
+        subnetwork: one, several, or several by name.
         teachers: the full model's kept logits by name of the dataset, so that calls on the same
             batches run the full model once.
-
-    Accuracy is NaN for a case without labels. `kl` and `agreement` compare with the full model.
     """
     networks = named(subnetwork)
     if networks and means is None:

@@ -1,16 +1,13 @@
 """What is measured on each row, and its table by dataset and case.
 
-1. `row_metrics` compares some runs of a model with the full model, row by row: is the prediction
-   right, is it the full model's, the KL divergence from the full model, the log-odds of the gold
-   label and of the label that the full model predicts.
-2. A row is right if the predicted label, in the task's own labels, is its gold label (two-way sets
-   such as HANS: argmax over the model's labels, then neutral and contradiction are one).
-3. `Totals` adds them up batch by batch and gives their means, one line for each run, dataset and
-   case. Means of `ACCURACY` and `LOGIT` are over the rows that have a label, NaN where none has.
-4. `over_cases` joins the cases of a dataset again.
+1. `row_metrics` compares some runs of a model with the full model, row by row. A row is right if
+   the predicted label, in the task's own labels, is its gold label (two-way sets such as HANS:
+   argmax over the model's labels, then neutral and contradiction are one).
+2. `Totals` adds the metrics up batch by batch and gives their means, one line for each run, dataset
+   and case. Those of `ACCURACY` and `LOGIT` are over the rows with a label, NaN where none has one.
+3. `over_cases` joins the cases of a dataset again.
 
-`kl_divergence` and `cross_entropy` are also the losses of pruning. In every table the full model is
-called ``"full"``.
+`kl_divergence` and `cross_entropy` are also the losses of pruning.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import nll_loss
 
 from hc_lens.errors import HcLensError
 from hc_lens.protocols import BatchesLike, BatchLike
@@ -35,8 +33,6 @@ ACCURACY, AGREEMENT, KL, LOGIT, MARGIN = "accuracy", "agreement", "kl", "logit",
 of the label that the full model predicts."""
 OF_LABELLED = (ACCURACY, LOGIT)
 """Metrics that only rows with a label have."""
-
-
 Loss = Callable[[Float[Tensor, "batch labels"], BatchLike], Float[Tensor, "batch"]]
 """A loss per row, from the logits and the batch."""
 
@@ -49,23 +45,13 @@ def kl_divergence(
     return (theirs.exp() * (theirs - ours)).sum(-1)
 
 
-def of_label(
-    log_probs: Float[Tensor, "*runs batch labels"], labels: Int[Tensor, "batch"]
-) -> Float[Tensor, "*runs batch"]:
-    """Log-probability of each row's label; of the first label for a row without one."""
-    return log_probs.gather(-1, _chosen(log_probs, labels)).squeeze(-1)
-
-
 def log_odds(
     log_probs: Float[Tensor, "*runs batch labels"], labels: Int[Tensor, "batch"]
 ) -> Float[Tensor, "*runs batch"]:
     """``log p - log(1 - p)`` of each row's label; of the first label for a row without one."""
-    others = log_probs.scatter(-1, _chosen(log_probs, labels), -torch.inf).logsumexp(-1)
-    return of_label(log_probs, labels) - others
-
-
-def _chosen(log_probs: Tensor, labels: Tensor) -> Int[Tensor, "*runs batch 1"]:
-    return labels.clamp(min=0).expand(log_probs.shape[:-1])[..., None]
+    chosen = labels.clamp(min=0).expand(log_probs.shape[:-1])[..., None]
+    others = log_probs.scatter(-1, chosen, -torch.inf).logsumexp(-1)
+    return log_probs.gather(-1, chosen).squeeze(-1) - others
 
 
 def cross_entropy(batches: BatchesLike) -> Loss:
@@ -77,15 +63,9 @@ def cross_entropy(batches: BatchesLike) -> Loss:
                 "expected labelled rows for the cross-entropy, got rows without a label; "
                 "pass loss=... with a function of (logits, batch)"
             )
-        return -of_label(batches.log_probs(logits), batch.labels)
+        return nll_loss(batches.log_probs(logits), batch.labels, reduction="none")
 
     return loss
-
-
-def has_labels(batches: BatchesLike) -> bool:
-    """Whether the batches are of a task with labels; batches that do not name them are."""
-    names = getattr(batches, "labels", None)
-    return names is None or len(names) > 0
 
 
 def row_metrics(
@@ -96,12 +76,13 @@ def row_metrics(
 ) -> dict[str, Float[Tensor, "runs batch"]]:
     """Every metric of some runs on a batch, against the full model's logits on it.
 
-    Without labels the predictions are the model's own labels, and `LOGIT` is NaN.
+    In a task without labels the predictions are the model's own labels, and `LOGIT` is NaN.
     """
     whole, runs = full.double(), logits.double()
     flat, shape = runs.flatten(0, 1), logits.shape[:2]
-    unlabelled = batch.labels < 0
-    if has_labels(batches):
+    unlabelled, names = batch.labels < 0, getattr(batches, "labels", None)
+    # Batches that do not name their labels have some all the same.
+    if names is None or len(names) > 0:
         ours, theirs = batches.predictions(flat).view(shape), batches.predictions(whole)
         logit = log_odds(batches.log_probs(flat).view(*shape, -1), batch.labels)
     else:

@@ -43,9 +43,7 @@ from hc_lens.masks.replacements import Source
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.views import ClassifierView
 from hc_lens.protocols import BatchLike, Model
-from hc_lens.scans.fused import can_fuse
-from hc_lens.scans.hooked import has_user_hooks
-from hc_lens.scans.layers import Stream
+from hc_lens.scans.layers import Stream, can_fuse, has_user_hooks
 from hc_lens.units import Unit, UnitSpace
 
 TANGENT = "tangent"

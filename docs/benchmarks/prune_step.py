@@ -22,8 +22,7 @@ import transformers
 import hc_lens as hc
 from hc_lens.metrics import kl_divergence
 from hc_lens.models.inputs import mask_name
-from hc_lens.pruning.job import Job
-from hc_lens.pruning.teacher import Teacher
+from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import GateTraining, frozen
 
 WIDTH = 128

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import hc_lens as hc
 from hc_lens.scans.engine import SuffixEngine
-from hc_lens.scans.layers import Layers, Part, Stream
+from hc_lens.scans.layers import Branch, FusedLayers, Stream
 from hc_lens.scans.scan import scan
 
 FIXED = 128
@@ -89,20 +89,19 @@ def floor(engine: SuffixEngine, batch: hc.Batch, repeats: int) -> float:
         last = layer == n_layers - 1
         step = layers.step(stream, layer, resid, narrow=last)
         for unit in (unit for unit in engine.space if unit.layer == layer):
-            part = Part((), mlp=True) if unit.head is None else Part((unit.head,))
             above = range(layer + 1, n_layers)
-            total += seconds(repeats, suffix, layers, stream, step, above, part)
-        resid = step([(0, Part())])
+            total += seconds(repeats, suffix, layers, stream, step, above, unit)
+        resid = step([Branch(0, ())])
     return total
 
 
-def suffix(layers: Layers, stream: Stream, step, above: range, part: Part) -> torch.Tensor:
+def suffix(layers: FusedLayers, stream: Stream, step, above: range, unit: hc.Unit) -> torch.Tensor:
     """From the ablated unit to the logits."""
-    resid = step([(0, part)])
+    resid = step([Branch(0, (unit,))])
     for layer in above:
         step = layers.step(stream, layer, resid, narrow=layer == above.stop - 1)
-        resid = step([(0, Part())])
-    return layers.logits(stream, resid, narrow=True)
+        resid = step([Branch(0, ())])
+    return layers.logits(stream, resid)
 
 
 def compare(model, batches, means) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.hooks import Edit, Handle, check_hook_names, mlp_name, z_name
+from hc_lens.masks.hooks import Edit, Handle, hook_points, hooked_units
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.protocols import Model
 from hc_lens.units import Unit, UnitSpace
@@ -35,9 +35,7 @@ def attach(model: Model, mask: AnyMask | Iterable[Unit | str], means: Source | s
         mask: [units] for all rows, [batch, units] for a mask per row, or the units to remove.
         means: what replaces a removed unit: means, ``"zero"``, or another source.
     """
-    space = UnitSpace.of(model)
-    check_hook_names(model, space)
-    source = as_source(means)
+    space, source = hooked_units(model), as_source(means)
     source.check(model, space)
     if isinstance(mask, Tensor):
         values = check_mask(mask, space)
@@ -90,11 +88,9 @@ def check_mask(mask: AnyMask, space: UnitSpace) -> Mask:
 def mask_edits(space: UnitSpace, mask: Mask, source: Source) -> Mapping[str, Edit]:
     """The hook functions of a mask: only the hook points where some unit is not fully kept."""
     skip = (mask == 1).reshape(-1, len(space)).all(0) & (not mask.requires_grad)
-    where: dict[str, slice | int] = {z_name(i): space.head_slice(i) for i in range(space.n_layers)}
-    where |= {mlp_name(i): space.index(Unit(i)) for i in space.mlps}
     return {
         name: _edit(name, mask[..., at, None], source)
-        for name, at in where.items()
+        for name, at in hook_points(space).items()
         if not bool(skip[at].all())
     }
 

@@ -9,13 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
 from hc_lens.protocols import Model
-from hc_lens.units import UnitSpace
+from hc_lens.units import Unit, UnitSpace
 
 Edit = Callable[[Tensor], Tensor | None]
 """A hook's work: the activation in, a replacement (or None to leave it) out."""
@@ -31,21 +33,23 @@ def mlp_name(layer: int) -> str:
     return f"blocks.{layer}.hook_mlp_out"
 
 
-def unit_hook_names(space: UnitSpace) -> list[str]:
-    """Every hook point at which a unit of the space can be read or written."""
-    return [z_name(layer) for layer in range(space.n_layers)] + [mlp_name(i) for i in space.mlps]
+def hook_points(space: UnitSpace) -> dict[str, slice | int]:
+    """The hook points of the units, and the indices of the units of each in a mask."""
+    heads = {z_name(layer): space.head_slice(layer) for layer in range(space.n_layers)}
+    return {**heads, **{mlp_name(layer): space.index(Unit(layer)) for layer in space.mlps}}
 
 
-def check_hook_names(model: Model, space: UnitSpace) -> None:
-    """Raise an HcLensError unless the model has every hook point of its units."""
-    known = getattr(model, "hook_dict", {})
-    missing = [name for name in unit_hook_names(space) if name not in known]
+def hooked_units(model: Model) -> UnitSpace:
+    """The units of the model; an HcLensError unless it has all their hook points."""
+    space, known = UnitSpace.of(model), getattr(model, "hook_dict", {})
+    missing = [name for name in hook_points(space) if name not in known]
     if missing:
         raise HcLensError(
             f"expected the hook points {missing[:3]} on the model, got a {type(model).__name__} "
             "without them; load the model with hc.load, or pass a HookedEncoder, HookedTransformer "
             "or TransformerBridge"
         )
+    return space
 
 
 class Handle:
@@ -80,3 +84,12 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         self.detach()
+
+
+def read_units(
+    model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
+) -> None:
+    """Run the model; `read` gets the name and the activation of each hook point of the units."""
+    edits = {name: partial(read, name) for name in hook_points(hooked_units(model))}
+    with torch.no_grad(), Handle(model, edits):
+        model(**inputs)

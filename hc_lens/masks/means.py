@@ -16,17 +16,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
-from hc_lens.errors import HcLensError
-from hc_lens.masks.hooks import Handle, check_hook_names, unit_hook_names
+from hc_lens.errors import HcLensError, check_choice
+from hc_lens.masks.hooks import hook_points, read_units
 from hc_lens.masks.replacements import Source, rank_in_row
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import mask_of
@@ -35,6 +36,8 @@ from hc_lens.records import digest, write_file
 from hc_lens.units import UnitSpace
 
 FORMAT = "hc_lens.means.1"
+By = Literal["token", "position"]
+"""One mean per unit over all tokens, or one for each position in the sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ class Means(Source):
                 )
 
     @property
-    def by(self) -> Literal["token", "position"]:
+    def by(self) -> By:
         """What the means were collected by."""
         return "token" if self.at_position is None else "position"
 
@@ -86,12 +89,11 @@ class Means(Source):
 
     def check(self, model: Model, space: UnitSpace) -> None:
         """The means must be of this model and cover every unit."""
-        missing = [name for name in unit_hook_names(space) if name not in self.at_token]
+        missing = [name for name in hook_points(space) if name not in self.at_token]
         if missing:
             raise HcLensError(
-                f"expected a mean for every unit, missing {missing[:3]} "
-                f"(of {len(missing)}); collect means on this model with "
-                "hc.collect_means(model, batches)"
+                f"expected a mean for every unit, missing {missing[:3]} (of {len(missing)}); "
+                "collect means on this model with hc.collect_means(model, batches)"
             )
         if fingerprint(model) != self.model:
             raise HcLensError(
@@ -159,11 +161,7 @@ class Means(Source):
 
 
 def collect_means(
-    model: Model,
-    batches: Iterable[BatchLike],
-    *,
-    by: Literal["token", "position"] = "token",
-    progress: bool = True,
+    model: Model, batches: Iterable[BatchLike], *, by: By = "token", progress: bool = True
 ) -> Means:
     """Mean activation of every unit over the tokens of `batches` that are not pads.
 
@@ -171,36 +169,19 @@ def collect_means(
         batches: `hc.Batches`, or any iterable of objects with `inputs`.
         by: ``"token"`` for one mean per unit, ``"position"`` for one per unit and position.
     """
-    if by not in ("token", "position"):
-        raise HcLensError(f"expected by='token' or by='position', got {by!r}; choose one")
-    space = UnitSpace.of(model)
-    check_hook_names(model, space)
+    check_choice("by", by, get_args(By))
     sums: dict[str, Tensor] = {}
     counts = torch.zeros(0, dtype=torch.long)
     n_rows = 0
     for batch in tqdm(batches, desc="means", disable=not progress, leave=False):
         mask = mask_of(batch.inputs).bool()
-        positions = rank_in_row(mask.long())[mask]
-        if by == "token":
-            positions = torch.zeros_like(positions)
+        positions = rank_in_row(mask.long())[mask] * (by == "position")
         seen = torch.bincount(positions.cpu(), minlength=len(counts))
-        seen[: len(counts)] += counts
-        counts = seen
-        adders = {
-            name: partial(_add, sums, name, mask, positions, len(counts))
-            for name in unit_hook_names(space)
-        }
-        with torch.no_grad(), Handle(model, adders):
-            model(**batch.inputs)
+        counts = seen + pad(counts, (0, len(seen) - len(counts)))
+        read_units(model, batch.inputs, partial(_add, sums, mask, positions, len(counts)))
         n_rows += len(mask)
     if n_rows == 0:
         raise HcLensError("expected at least one batch to average, got none; check the split")
-    silent = [name for name in unit_hook_names(space) if name not in sums]
-    if silent:
-        raise HcLensError(
-            f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
-            "blocks through TransformerLens hooks?"
-        )
     dtype, n_tokens, at_position = model.cfg.dtype, int(counts.sum()), None
     at_token = {name: (total.sum(0) / n_tokens).to(dtype) for name, total in sums.items()}
     if by == "position":
@@ -213,10 +194,10 @@ def collect_means(
 
 def _add(
     sums: dict[str, Tensor],
-    name: str,
     mask: Bool[Tensor, "batch pos"],
     positions: Int[Tensor, "tokens"],
     length: int,
+    name: str,
     activation: Float[Tensor, "batch pos ..."],
 ) -> None:
     """Add the activations of the tokens that are not pads to a hook point's sums by position."""

@@ -9,17 +9,15 @@ the default (`hc_lens.masks.means.Means`); here are the others:
 
 A source that depends on the batch is bound to it first: ``source.on(batch)``.
 
-A source of your own is a subclass with `value`. It may also say four things of itself, on which
-scans, stores and memory limits rely: `constant`, `row_wise`, `fingerprint` and `bytes_per_token`.
-What it does not say is assumed to be the harder case, so the numbers are right without any of them.
+A source of your own is a subclass with `value`. What it does not say of itself is assumed to be the
+harder case, so the numbers are right all the same.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.hooks import Handle, check_hook_names, unit_hook_names
+from hc_lens.masks.hooks import read_units
 from hc_lens.models.inputs import mask_of
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import UnitSpace
@@ -86,7 +84,27 @@ class Zero(Source):
         return activation.new_zeros(())
 
 
-class Resample(Source):
+class _OfBatch(Source):
+    """A source that depends on the batch, and is of use only once it is bound to one."""
+
+    _bound: Callable[[str, Tensor], Tensor] | None = None
+
+    def _with(self, value: Callable[[str, Tensor], Tensor]) -> Source:
+        bound = copy.copy(self)
+        bound._bound = value
+        return bound
+
+    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The replacement in the batch that it is bound to."""
+        if self._bound is None:
+            raise HcLensError(
+                f"expected a {type(self).__name__} bound to the batch it runs on, got an unbound "
+                "one; pass source.on(batch)"
+            )
+        return self._bound(name, activation)
+
+
+class Resample(_OfBatch):
     """The activation of another row of the batch, at the same position in its sentence.
 
     The k-th token of a row gets the k-th token of its donor; where the donor is shorter its tokens
@@ -95,14 +113,13 @@ class Resample(Source):
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._from: tuple[Int[Tensor, "batch 1"], Int[Tensor, "batch pos"]] | None = None
 
     @property
     def fingerprint(self) -> str:
         """The seed decides the donors of a batch."""
         return f"resample {self.seed}"
 
-    def on(self, batch: BatchLike) -> Resample:
+    def on(self, batch: BatchLike) -> Source:
         """Draw a donor for each row of the batch, from the seed and the batch's rows."""
         mask = mask_of(batch.inputs).bool()
         if len(mask) < 2:
@@ -117,19 +134,11 @@ class Resample(Source):
         # Real positions first, in order, so that column k is the position of the k-th token.
         positions = torch.argsort((~mask).long(), dim=1, stable=True)
         wrapped = rank_in_row(mask.long()) % mask.sum(1)[donors].clamp(min=1)[:, None]
-        bound = copy.copy(self)
-        bound._from = (donors[:, None], positions[donors].gather(1, wrapped))
-        return bound
-
-    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The donors' activations."""
-        if self._from is None:
-            raise _unbound(self)
-        rows, positions = self._from
-        return activation[rows, positions]
+        at = (donors[:, None], positions[donors].gather(1, wrapped))
+        return self._with(lambda name, activation: activation[at])
 
 
-class Counterfactual(Source):
+class Counterfactual(_OfBatch):
     """The activations of paired rows: the same rows in a counterfactual version.
 
     Both sides are batches in the same order with the same shape and mask; the model runs on the
@@ -141,7 +150,6 @@ class Counterfactual(Source):
     ):
         self.model = model
         self._pairs: dict[tuple[int, ...], BatchLike] = {}
-        self._cache: dict[str, Tensor] | None = None
         ours, theirs = list(batches), list(counterfactuals)
         if len(ours) != len(theirs):
             raise HcLensError(
@@ -170,7 +178,7 @@ class Counterfactual(Source):
                 "make hc.Counterfactual(model, ...) with the model that is ablated"
             )
 
-    def on(self, batch: BatchLike) -> Counterfactual:
+    def on(self, batch: BatchLike) -> Source:
         """Run the model on the counterfactual of this batch and keep its activations."""
         pair = self._pairs.get(_key(batch))
         if pair is None:
@@ -178,33 +186,14 @@ class Counterfactual(Source):
                 f"expected a batch that was paired, got rows {batch.rows[:3].tolist()}...; make "
                 "hc.Counterfactual with the batches that are run"
             )
-        space = UnitSpace.of(self.model)
-        check_hook_names(self.model, space)
         cache: dict[str, Tensor] = {}
-        edits = {name: partial(cache.__setitem__, name) for name in unit_hook_names(space)}
-        with torch.no_grad(), Handle(self.model, edits):
-            self.model(**pair.inputs)
-        bound = copy.copy(self)
-        bound._cache = cache
-        return bound
-
-    def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The counterfactual activations."""
-        if self._cache is None:
-            raise _unbound(self)
-        return self._cache[name]
+        read_units(self.model, pair.inputs, cache.__setitem__)
+        return self._with(lambda name, activation: cache[name])
 
 
 def rank_in_row(mask: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
     """Position of each token in its sentence, counted over the tokens that are not pads."""
     return (mask.cumsum(1) - 1).clamp(min=0)
-
-
-def _unbound(source: Source) -> HcLensError:
-    return HcLensError(
-        f"expected a {type(source).__name__} bound to the batch it runs on, got an unbound one; "
-        "pass source.on(batch)"
-    )
 
 
 def _key(batch: BatchLike) -> tuple[int, ...]:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from hc_lens.errors import HcLensError, check_choice
+from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.settings import plain_value
-from hc_lens.units import UnitSpace
 
 Method = Literal["gates", "random", "importance", "greedy"]
 """Ways to find a subnetwork; `hc_lens.pruning.train.METHODS` has their functions."""
@@ -104,11 +103,8 @@ class PruneConfig:
         if not callable(self.loss):
             losses = ("kl", "cross-entropy")
             check_choice("loss as a function of (logits, batch), or one", self.loss, losses)
-        for name in ("steps", "accumulate"):
-            if getattr(self, name) < 1:
-                raise HcLensError(
-                    f"expected {name} of at least 1, got {getattr(self, name)}; raise it"
-                )
+        check_count("steps", self.steps)
+        check_count("accumulate", self.accumulate)
         for name in ("warmup", "lr_warmup", "lr_hold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise HcLensError(
@@ -159,17 +155,16 @@ class PruneConfig:
         """Steps over which the target sparsity rises."""
         return round(self.warmup * self.steps)
 
+    def target(self, step: int) -> float:
+        """Scheduled sparsity at a step: up linearly over the warm-up, then flat."""
+        return self.sparsity * (1.0 if step >= self.warmup_steps else step / self.warmup_steps)
+
     def rate(self, step: int) -> float:
         """Factor on the learning rate at a step: up linearly, flat, down linearly."""
         rise, hold = self.lr_warmup * self.steps, self.lr_hold * self.steps
         if step <= rise:
             return step / rise
         return 1.0 if step <= hold else (self.steps - step + 1) / (self.steps - hold + 1)
-
-    def kept_units(self, space: UnitSpace) -> list[str]:
-        """Labels of the units whose gate is always 1."""
-        mlps = [str(unit) for unit in space if not unit.is_head] if self.heads_only else []
-        return list(dict.fromkeys([*self.keep, *mlps]))
 
     def describe(self) -> dict[str, Any]:
         """Every setting as a plain value, also those at their defaults; a loss by its name."""

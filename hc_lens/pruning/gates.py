@@ -30,39 +30,6 @@ SHARPEN = 0.8
 """Factor of the public code on log_alpha / beta in its deterministic gates."""
 
 
-def hard_concrete(
-    u: Float[Tensor, "*n units"],
-    log_alpha: Float[Tensor, "units"],
-    beta: float = BETA,
-    stretch: tuple[float, float] = STRETCH,
-) -> Float[Tensor, "*n units"]:
-    """Gates from uniform noise (Louizos et al. 2018, equations 10 and 11)."""
-    return _stretched((torch.log(u) - torch.log1p(-u) + log_alpha) / beta, stretch)
-
-
-def prob_above(
-    x: float,
-    log_alpha: Float[Tensor, "units"],
-    beta: float = BETA,
-    stretch: tuple[float, float] = STRETCH,
-) -> Float[Tensor, "units"]:
-    """Probability that the stretched gate, before clamping, lies above `x`."""
-    left, right = stretch
-    return torch.sigmoid(log_alpha - beta * math.log((x - left) / (right - x)))
-
-
-def expected_l0(
-    log_alpha: Float[Tensor, "units"], beta: float = BETA, stretch: tuple[float, float] = STRETCH
-) -> Float[Tensor, "units"]:
-    """Probability that each gate is not zero (Louizos et al. 2018, equation 12)."""
-    return prob_above(0.0, log_alpha, beta, stretch)
-
-
-def _stretched(logit: Tensor, stretch: tuple[float, float]) -> Tensor:
-    left, right = stretch
-    return (torch.sigmoid(logit) * (right - left) + left).clamp(0.0, 1.0)
-
-
 class HardConcrete(nn.Module):
     """One hard-concrete gate per unit of a model."""
 
@@ -81,7 +48,6 @@ class HardConcrete(nn.Module):
         """Gates with log_alpha ~ N(init_mean, init_std); draws are made on the CPU and moved.
 
         Args:
-            seed: seed of the object's own generator.
             init_mean: 10, with a standard deviation of 0.01, is the public code's.
             beta: temperature; lower is closer to binary.
             stretch: the interval that is clamped to [0, 1]; must contain it.
@@ -116,16 +82,28 @@ class HardConcrete(nn.Module):
     def _frozen(self, values: Float[Tensor, "*n units"]) -> Float[Tensor, "*n units"]:
         return values.masked_fill(self.kept, 1.0).masked_fill(self.removed, 0.0)
 
+    def _stretched(self, logits: Float[Tensor, "*n units"]) -> Float[Tensor, "*n units"]:
+        left, right = self.stretch
+        return self._frozen((torch.sigmoid(logits) * (right - left) + left).clamp(0.0, 1.0))
+
+    def from_noise(self, u: Float[Tensor, "*n units"]) -> Float[Tensor, "*n units"]:
+        """Gates from uniform noise (Louizos et al. 2018, equations 10 and 11)."""
+        return self._stretched((torch.log(u) - torch.log1p(-u) + self.log_alpha) / self.beta)
+
     def sample(self, n: int | None = None) -> Float[Tensor, "*n units"]:
         """Gates drawn from the distribution: [units], or [n, units]."""
         shape = (len(self.space),) if n is None else (n, len(self.space))
         u = torch.rand(shape, generator=self.generator) * (1 - 2 * EPS) + EPS
-        u = u.to(self.log_alpha.device)
-        return self._frozen(hard_concrete(u, self.log_alpha, self.beta, self.stretch))
+        return self.from_noise(u.to(self.log_alpha.device))
+
+    def prob_above(self, x: float) -> Float[Tensor, "units"]:
+        """Probability that a learnt gate, stretched but not yet clamped, lies above `x`."""
+        left, right = self.stretch
+        return torch.sigmoid(self.log_alpha - self.beta * math.log((x - left) / (right - x)))
 
     def expected_l0(self) -> Float[Tensor, "units"]:
-        """Probability that each gate is not zero; 1 for kept units, 0 for removed ones."""
-        return self._frozen(expected_l0(self.log_alpha, self.beta, self.stretch))
+        """Probability that each gate is not zero (Louizos et al. 2018, equation 12)."""
+        return self._frozen(self.prob_above(0.0))
 
     def expected_sparsity(self) -> Float[Tensor, ""]:
         """Expected fraction of units whose gate is zero."""
@@ -133,7 +111,7 @@ class HardConcrete(nn.Module):
 
     def deterministic(self) -> Float[Tensor, "units"]:
         """Gates without noise (Louizos et al. 2018, equation 13)."""
-        return self._frozen(_stretched(self.log_alpha, self.stretch))
+        return self._stretched(self.log_alpha)
 
     @torch.no_grad()
     def binarize(
@@ -168,7 +146,7 @@ class HardConcrete(nn.Module):
         smallest become 0.
         """
         soft = torch.sigmoid(self.log_alpha / self.beta * SHARPEN)
-        alive = expected_l0(self.log_alpha, self.beta, self.stretch)
+        alive = self.prob_above(0.0)
         modules = [self.space.head_slice(layer) for layer in range(self.space.n_layers)]
         modules += [slice(i, i + 1) for i in range(len(self.space.heads), len(self.space))]
         for module in modules:

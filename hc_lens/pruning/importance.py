@@ -33,7 +33,7 @@ def importance(
     """Importance of every unit: unit, importance, effect; one row for each unit, in mask order.
 
     Args:
-        batches: `hc.Batches` of a task; labels are needed unless `loss` is given.
+        batches: rows with labels, unless `loss` is given.
         means: what would replace a removed unit.
         loss: a function of (logits, batch) that gives one loss per row; default cross-entropy.
     """

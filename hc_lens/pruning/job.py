@@ -1,10 +1,10 @@
 """What every pruning method gets and gives.
 
-1. `Job` holds the model, the rows, what replaces removed units and the settings.
+1. `Job` holds the model, the rows, what replaces removed units and the settings; its `Teacher`
+   keeps the full model's own logits, a few numbers per row.
 2. A method is a function of a job that returns `Job.subnetwork`, or `Job.without_lowest` if it
    gives each unit a score. Either removes exactly the requested number of units.
-3. To add one, write it in a file of its own, name it in `hc_lens.pruning.config.Method` and enter
-   it in `hc_lens.pruning.train.METHODS`.
+3. `hc_lens.pruning.train.METHODS` has them by name.
 """
 
 from __future__ import annotations
@@ -14,17 +14,35 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hc_lens.masks.ablate import Mask, mask_edits
+from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.protocols import BatchesLike, Model
+from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PruneConfig
 from hc_lens.pruning.gates import HardConcrete
 from hc_lens.pruning.subnetwork import Subnetwork
-from hc_lens.pruning.teacher import Teacher
 from hc_lens.units import UnitSpace
+
+
+class Teacher:
+    """The full model's logits on batches that come again: computed once and kept on the CPU."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+
+    def logits(self, batch: BatchLike) -> Float[Tensor, "batch labels"]:
+        """The full model's logits on a batch, which is known by its rows."""
+        key = tuple(batch.rows.tolist())
+        if key not in self._kept:
+            with torch.no_grad():
+                self._kept[key] = self.model(**batch.inputs).cpu()
+        return self._kept[key].to(batch.rows.device)
 
 
 @dataclass(frozen=True)
@@ -67,12 +85,13 @@ class Job:
     @cached_property
     def space(self) -> UnitSpace:
         """The model's units."""
-        return UnitSpace.of(self.model)
+        return hooked_units(self.model)
 
     @cached_property
     def gates(self) -> HardConcrete:
         """Gates at their start, with the units that the settings keep."""
         config = self.config
+        mlps = [str(unit) for unit in self.space if config.heads_only and not unit.is_head]
         return HardConcrete(
             self.space,
             seed=config.seed,
@@ -80,8 +99,12 @@ class Job:
             init_std=config.init_std,
             beta=config.beta,
             stretch=config.stretch,
-            keep=config.kept_units(self.space),
+            keep=dict.fromkeys([*config.keep, *mlps]),
         ).to(self.model.cfg.device)
+
+    def masked(self, mask: Mask, batch: BatchLike) -> Handle:
+        """The model under a mask inside a ``with`` block, to be run on a batch."""
+        return Handle(self.model, mask_edits(self.space, mask, self.source.on(batch)))
 
     def without_lowest(self, scores: Float[Tensor, "units"]) -> Subnetwork:
         """The subnetwork without the units of the lowest scores, but for those that are kept."""

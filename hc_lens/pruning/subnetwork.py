@@ -1,10 +1,8 @@
 """A subnetwork on disk: a mask, where it came from, and how it was found.
 
-1. `Subnetwork` holds the binary mask, the soft scores behind it, the settings and the fingerprints
-   of the model, the means and the data.
-2. ``save`` writes ``subnetwork.safetensors`` and ``subnetwork.json`` into a folder: a few KB. The
+1. ``save`` writes ``subnetwork.safetensors`` and ``subnetwork.json`` into a folder: a few KB. The
    JSON is written last, and each file whole or not at all, so a half-written folder is never read.
-3. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
+2. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
 """
 
 from __future__ import annotations
@@ -78,11 +76,6 @@ class Subnetwork:
         """Fraction of the units that is removed."""
         return 1.0 - self.mask.mean().item()
 
-    @property
-    def seed(self) -> int | None:
-        """Seed it was found with."""
-        return self.config.get("seed")
-
     def attach(self, model: Model, means: Source | str) -> Handle:
         """Put the mask on the model it was found in; use in a ``with`` block or detach later."""
         if fingerprint(model) != self.model:
@@ -119,9 +112,8 @@ class Subnetwork:
         """Write the two files into a folder (made if it is not there)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"keep": self.keep.cpu()}
-        if self.scores is not None:
-            tensors["scores"] = self.scores.detach().cpu()
+        scores = {} if self.scores is None else {"scores": self.scores.detach().cpu()}
+        tensors = {"keep": self.keep.cpu(), **scores}
         write_file(folder / "subnetwork.safetensors", save(tensors))
         about = {
             "format": FORMAT,
@@ -171,6 +163,6 @@ class Subnetwork:
 
     def __repr__(self) -> str:
         return (
-            f"Subnetwork({len(self.kept)} of {len(self.space)} units kept, seed {self.seed}, "
-            f"model {self.model[:8] or 'several'})"
+            f"Subnetwork({len(self.kept)} of {len(self.space)} units kept, "
+            f"seed {self.config.get('seed')}, model {self.model[:8] or 'several'})"
         )

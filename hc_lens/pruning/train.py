@@ -3,8 +3,9 @@
 1. Freeze the model. Its own logits on the training rows are computed once and kept.
 2. Draw hard-concrete gates (`hc_lens.pruning.gates`), one set for each row of the batch, and run
    the model under them.
-3. Minimise KL(full || masked) plus the sparsity penalty (`hc_lens.pruning.lagrangian`) over the
-   gates' log_alpha; the multipliers ascend.
+3. Minimise KL(full || masked) + lambda_1 (t - s) + lambda_2 (t - s)^2 over the gates' log_alpha; s
+   is their current sparsity, t its target, which rises over the warm-up (Wang, Wohlwend and Lei
+   2020). The multipliers ascend; the gradient of lambda_2 is never negative, so it only grows.
 4. At the end rank the units and remove exactly round(sparsity x units) of them.
 (Bhaskar, Friedman and Chen 2024, section 3 and appendix B; `PruneConfig.reference` has the public
 code's choices.) `hc_lens.pruning.baselines` has the other methods behind the same call.
@@ -19,21 +20,17 @@ from contextlib import contextmanager
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import trange
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.ablate import mask_edits
-from hc_lens.masks.hooks import Handle, check_hook_names
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Loss, cross_entropy, kl_divergence
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.job import Job, PruneStep
-from hc_lens.pruning.lagrangian import Lagrangian, target_sparsity
+from hc_lens.pruning.job import Job, PruneStep, Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
-from hc_lens.pruning.teacher import Teacher
 
 KEPT_STEPS = 60
 """At most about this many steps are kept in a subnetwork's history."""
@@ -53,15 +50,13 @@ def prune(
 
     Args:
         model: a hooked classifier; its weights stay as they are and get no gradients.
-        batches: `hc.Batches` to be faithful on.
+        batches: the rows to be faithful on.
         means: what replaces removed units: means, ``"zero"`` or another source.
-        callback: called with a `PruneStep` after each step.
+        callback: called after each step.
         teacher: the full model's kept logits on these batches, to share between calls.
-        progress: show a progress bar with the numbers of each `PruneStep`.
     """
     source = as_source(means)
     job = Job(model, batches, source, config, teacher or Teacher(model), callback, progress)
-    check_hook_names(model, job.space)
     source.check(model, job.space)
     # A sparsity that cannot be reached is found before any run of the model.
     job.gates.binarize(config.sparsity)
@@ -82,30 +77,34 @@ def frozen(model: Model) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def penalty(
+    gap: Float[Tensor, ""], lambda_1: Float[Tensor, ""], lambda_2: Float[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """What the gates minimise and the multipliers maximise; the gap is target minus sparsity."""
+    return lambda_1 * gap + lambda_2 * gap.square()
+
+
 class GateTraining:
     """The state of one mask training."""
 
     def __init__(self, job: Job):
         self.job, self.config, self.gates = job, job.config, job.gates
-        self.lagrangian = Lagrangian().to(job.model.cfg.device)
-        self.row_loss = self._row_loss()
+        device = job.model.cfg.device
+        self.multipliers = [nn.Parameter(torch.zeros((), device=device)) for _ in range(2)]
+        losses: dict[str, Loss] = {
+            "kl": lambda logits, batch: kl_divergence(job.teacher.logits(batch), logits),
+            "cross-entropy": cross_entropy(job.batches),
+        }
+        loss = job.config.loss
+        self.row_loss = losses[loss] if isinstance(loss, str) else loss
         self.optimiser = torch.optim.AdamW(  # the rates are set at each step
             [
                 {"params": [self.gates.log_alpha]},
-                {"params": [self.lagrangian.lambda_1], "maximize": True},
-                {"params": [self.lagrangian.lambda_2], "maximize": True},
+                *({"params": [multiplier], "maximize": True} for multiplier in self.multipliers),
             ],
             betas=(0.9, job.config.momentum_2),
             weight_decay=job.config.weight_decay,
         )
-
-    def _row_loss(self) -> Loss:
-        if self.config.loss == "kl":
-            return lambda logits, batch: kl_divergence(self.job.teacher.logits(batch), logits)
-        if self.config.loss == "cross-entropy":
-            return cross_entropy(self.job.batches)
-        assert callable(self.config.loss)
-        return self.config.loss
 
     def mask(self) -> Float[Tensor, "units"]:
         """The binary mask that the gates give at this step."""
@@ -129,7 +128,16 @@ class GateTraining:
             good = self.gates.log_alpha.detach().clone()
             record = self.step(step, [next(supply) for _ in range(config.accumulate)])
             if not math.isfinite(record.loss) or not self.gates.log_alpha.isfinite().all():
-                raise self._lost(record, good, records)
+                with torch.no_grad():
+                    self.gates.log_alpha.copy_(good)
+                error = HcLensError(
+                    f"expected a finite loss, got {record.loss} at step {step} (sparsity "
+                    f"{record.sparsity:.2f}); likely the model gives infinite logits on this "
+                    "batch, the loss function divides by zero, or lr is too high. The last good "
+                    "subnetwork is in the error's `finished`"
+                )
+                error.finished = self.subnetwork(records)
+                raise error
             records.append(record)
             bar.set_postfix(vars(record), refresh=False)
             if self.job.callback is not None:
@@ -144,8 +152,7 @@ class GateTraining:
     def step(self, step: int, batches: Sequence[BatchLike]) -> PruneStep:
         """One update of the gates and the multipliers."""
         config = self.config
-        target = target_sparsity(step, config.sparsity, config.warmup_steps)
-        rate = config.rate(step)
+        target, rate = config.target(step), config.rate(step)
         decay = rate if config.decay_lambdas else 1.0
         rates = (config.lr * rate, config.lambda_lr * decay, config.lambda_2_lr * decay)
         for group, lr in zip(self.optimiser.param_groups, rates, strict=True):
@@ -155,36 +162,23 @@ class GateTraining:
         total, current = 0.0, 0.0
         for batch in batches:
             sampled = self.gates.sample(len(batch.rows) if config.per_row else None)
-            edits = mask_edits(self.job.space, sampled, self.job.source.on(batch))
             with torch.enable_grad():
-                with Handle(self.job.model, edits):
+                with self.job.masked(sampled, batch):
                     logits = self.job.model(**batch.inputs)
                 # Outside the handle: the teacher may have to run the full model here.
                 rows = self.row_loss(logits, batch)
             drawn = 1.0 - sampled.mean()
             sparsity = self.gates.expected_sparsity() if config.expected_sparsity else drawn
             share, loss = len(batch.rows) / n_rows, rows.mean()
-            (share * (loss + self.lagrangian.penalty(sparsity, target))).backward()
+            (share * (loss + penalty(target - sparsity, *self.multipliers))).backward()
             total += share * loss.item()
             current += share * sparsity.item()
         if config.clip is not None:
-            everything = [self.gates.log_alpha, *self.lagrangian.parameters()]
+            everything = [self.gates.log_alpha, *self.multipliers]
             torch.nn.utils.clip_grad_norm_(everything, config.clip)
         self.optimiser.step()
-        multipliers = (self.lagrangian.lambda_1.item(), self.lagrangian.lambda_2.item())
-        return PruneStep(step, target, current, total, *multipliers)
-
-    def _lost(self, record: PruneStep, good: Tensor, records: list[PruneStep]) -> HcLensError:
-        with torch.no_grad():
-            self.gates.log_alpha.copy_(good)
-        error = HcLensError(
-            f"expected a finite loss, got {record.loss} at step {record.step} (sparsity "
-            f"{record.sparsity:.2f}); likely the model gives infinite logits on this batch, the "
-            "loss function divides by zero, or lr is too high. The last good subnetwork is in the "
-            "error's `finished`"
-        )
-        error.finished = self.subnetwork(records)
-        return error
+        lambda_1, lambda_2 = (multiplier.item() for multiplier in self.multipliers)
+        return PruneStep(step, target, current, total, lambda_1, lambda_2)
 
     def subnetwork(self, records: list[PruneStep]) -> Subnetwork:
         """The result that the gates give at this step."""

@@ -1,43 +1,55 @@
-"""How the engine runs one layer: the interface that both ways of running it fill.
+"""How the engine runs one layer of a classifier for many ablations, in two ways.
 
-1. `Layers.start` embeds a batch and works out who may attend to whom.
-2. `Layers.step` takes the residual streams of some nodes, stacked along the batch, through the part
-   of a layer that all their children share. What it returns finishes the layer for some children,
-   each a node and what it removes here.
-3. `Layers.logits` reads the classifier.
+1. `start` embeds a batch and works out who may attend to whom.
+2. `step` takes the residual streams of some nodes, stacked along the batch, through the part of a
+   layer that all their children share. What it returns finishes the layer for some children, each a
+   node and what is removed here.
+3. `logits` reads the classifier.
+
+`FusedLayers` runs the kernels of `hc_lens.blocks`, for a model that nobody hooks into. Removing
+head h of a layer leaves that layer's attention alone: the stream changes by
+``(value - z_h) W_O[h]``. So the children of a node share its attention, and each costs one product
+of rank d_head, the MLP and the layers above. A removed MLP is skipped where its replacement does
+not depend on what it computes. In the last layer only the query at the read position matters.
+
+`HookedLayers` calls the model's own TransformerLens blocks, so that the user's hooks run. An
+ablation is hooks of `hc_lens.masks.ablate`, put on after the user's and taken off again.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from transformer_lens.utilities.activation_functions import softcap_enabled
 
 from hc_lens.blocks import Block, Context, PerHead, Resid
-from hc_lens.masks.hooks import z_name
+from hc_lens.errors import HcLensError
+from hc_lens.masks.ablate import mask_edits
+from hc_lens.masks.hooks import Handle, mlp_name, z_name
 from hc_lens.masks.replacements import Source
-from hc_lens.protocols import BatchLike
+from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
+from hc_lens.models.views import ClassifierView, can_view, embed
+from hc_lens.protocols import BatchLike, Model
+from hc_lens.units import Unit, UnitSpace
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one set of units removes from one layer."""
+class Branch(NamedTuple):
+    """One child of a node at some layer."""
 
-    heads: tuple[int, ...] = ()
-    """Heads that are removed, in order."""
-    mlp: bool = False
-    """Whether the MLP is removed."""
-
-    def __bool__(self) -> bool:
-        return bool(self.heads) or self.mlp
+    node: int
+    """Index of the node in the stack."""
+    part: tuple[Unit, ...]
+    """The units of the layer that are removed."""
+    sets: Sequence[int] = ()
+    """The sets that the child stands for."""
 
 
-Pick = tuple[int, Part]
-"""A child: the index of its node in the stack, and what it removes from the layer."""
-Step = Callable[[Sequence[Pick]], Resid]
+Step = Callable[[Sequence[Branch]], Resid]
 """Finishes a layer: the residual streams of some children, stacked along the batch."""
 
 
@@ -72,28 +84,179 @@ class Stream:
         return moved @ block.heads.W_O[heads].flatten(0, 1)
 
 
-class Layers(ABC):
-    """The layers of one classifier."""
+def check_classifier(model: Model) -> EncoderClassifier | DecoderClassifier:
+    """The model itself; an HcLensError unless it can be run block by block."""
+    if not isinstance(model, EncoderClassifier | DecoderClassifier):
+        raise HcLensError(
+            f"expected a classifier of hc.load to scan, got a {type(model).__name__}; "
+            "load the checkpoint with hc.load(...)"
+        )
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise HcLensError(
+            "expected hooks on the model's hook points or submodules, got a forward hook on the "
+            "model itself, which a scan of its blocks never calls; remove it for the scan"
+        )
+    return model
 
-    stacks: bool
-    """Whether several nodes may be stacked along the batch."""
-    narrows: bool
-    """Whether the last layer may be computed at the read positions alone."""
-    held_bytes: int = 0
-    """Bytes that are held for the whole scan beside the model."""
 
-    @abstractmethod
+def has_user_hooks(model: nn.Module) -> bool:
+    """Whether anything hooks into the forward pass of the model or replaces a part of it."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in model.modules()
+    )
+
+
+def can_fuse(model: EncoderClassifier | DecoderClassifier) -> bool:
+    """Whether the kernels compute what the model computes, and a layer's output adds its heads'."""
+    cfg = model.cfg
+    return (
+        can_view(model)
+        and not cfg.use_normalization_before_and_after
+        and not softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
+    )
+
+
+def layers_of(model: EncoderClassifier | DecoderClassifier) -> FusedLayers | HookedLayers:
+    """The faster way of the two that computes what the model computes."""
+    fused = can_fuse(model) and not has_user_hooks(model)
+    return FusedLayers(model) if fused else HookedLayers(model)
+
+
+class FusedLayers:
+    """Every layer of a classifier, with fused kernels."""
+
+    watched = False
+    """Whether hooks see the activations: then no stacks, and every position is computed."""
+
+    def __init__(self, model: EncoderClassifier | DecoderClassifier):
+        self.view = ClassifierView(model)
+        self.held_bytes = sum(block.W_qkv.nbytes for block in self.view.blocks)
+        """Bytes that are held for the whole scan beside the model."""
+
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
+        resid, context = self.view.start(batch.inputs)
+        return Stream(resid, batch.inputs["input"], source, context)
 
-    @abstractmethod
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
-        """Begin a layer; with `narrow` at the read positions alone."""
+        """Attend once for all children; with `narrow` at the read positions alone."""
+        return _FusedStep(self.view.blocks[layer], layer, stream, resid, narrow)
 
-    @abstractmethod
-    def logits(self, stream: Stream, resid: Resid, narrow: bool) -> Float[Tensor, "rows labels"]:
-        """The classifier's output; after a `narrow` last layer each row has one position."""
+    def logits(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows labels"]:
+        """The classifier's output; a `narrow` last layer has left the read positions alone."""
+        read = resid if resid.shape[1] == 1 else stream.context.at_reads(resid)
+        return self.view.logits(self.view.final(read))
 
-    @abstractmethod
     def row_bytes(self, pos: int, levels: int) -> int:
         """Bytes of activations for one row of `pos` tokens, when sets touch `levels` layers."""
+        cfg = self.view.model.cfg
+        # What recursion holds, and the widest moment above it.
+        held = (3 * levels + 1 + cfg.parallel_attn_mlp) * cfg.d_model
+        attention = 9 * cfg.d_model + self.view.causal * pos
+        mlp = 4 * cfg.d_model + (4 if cfg.gated_mlp else 2) * (cfg.d_mlp or 0)
+        return pos * (held + max(attention, mlp)) * cfg.dtype.itemsize
+
+
+class _FusedStep:
+    """One layer of stacked nodes: their attention is done, their children are not."""
+
+    def __init__(self, block: Block, index: int, stream: Stream, resid: Resid, narrow: bool):
+        self._block, self._index, self._stream = block, index, stream
+        reads, context = block.attention_input(resid), stream.context
+        if narrow:
+            self._z = block.attend_at(reads, context)
+            resid = context.at_reads(resid)
+        else:
+            self._z = block.attention(reads, context)
+        self._base = block.attention_out(self._z).add_(resid)
+        self._mlp_of_nodes = block.mlp_out(block.norm2(resid)) if block.parallel else None
+
+    def __call__(self, branches: Sequence[Branch]) -> Resid:
+        """Give each child its node's stream, move it by what its heads lose, run the MLP."""
+        block, nodes = self._block, [branch.node for branch in branches]
+        mid, removed = self._by_node(self._base)[nodes], []
+        for child, branch in zip(mid, branches, strict=True):
+            heads = [unit.head for unit in branch.part if unit.head is not None]
+            removed.append(len(heads) < len(branch.part))  # what is no head is the MLP
+            if heads:
+                z = self._by_node(self._z)[branch.node]
+                child += self._stream.without_heads(block, self._index, z, heads)
+        if self._mlp_of_nodes is not None:
+            # Attention and MLP side by side: the MLP's output belongs to the node.
+            made, name = self._by_node(self._mlp_of_nodes)[nodes], mlp_name(self._index)
+            for child, out, gone in zip(mid, made, removed, strict=True):
+                child += self._stream.replacement(name, out) if gone else out
+        mid = mid.flatten(0, 1)
+        if block.mlp is None or block.parallel:
+            return mid
+        mlp_in = block.mlp_norm(mid)
+        if block.post_norm:
+            return block.norm2(mlp_in.add_(self._mlp_out(mlp_in, removed)))
+        return mid.add_(self._mlp_out(mlp_in, removed))
+
+    def _by_node(self, stacked: Tensor) -> Float[Tensor, "nodes batch ..."]:
+        return stacked.unflatten(0, (-1, self._stream.n_rows))
+
+    def _mlp_out(self, x: Resid, removed: list[bool]) -> Resid:
+        """The MLP's output of each child, or what replaces it."""
+        if not any(removed):
+            return self._block.mlp_out(x)
+        out = torch.empty_like(x)
+        for child, into, gone in zip(self._by_node(x), self._by_node(out), removed, strict=True):
+            skipped = gone and self._stream.source.constant
+            made = child if skipped else self._block.mlp_out(child)
+            into.copy_(self._stream.replacement(mlp_name(self._index), made) if gone else made)
+        return out
+
+
+class HookedLayers:
+    """The model's own blocks, one child at a time and at every position."""
+
+    watched = True
+    held_bytes = 0
+
+    def __init__(self, model: EncoderClassifier | DecoderClassifier):
+        self.model, self.space = model, UnitSpace.of(model)
+
+    def start(self, batch: BatchLike, source: Source) -> Stream:
+        """Embed a batch; the source is bound to it."""
+        resid, mask = embed(self.model, batch.inputs)
+        return Stream(resid, batch.inputs["input"], source, Context(mask))
+
+    def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
+        """Run the block under the hooks of one ablation; a `narrow` layer is never asked for."""
+        assert not narrow
+        block, attended = self.model.blocks[layer], stream.context.mask
+        if isinstance(self.model, EncoderClassifier) and attended is not None:
+            # Minus infinity at the pads, as HookedEncoder gives it to its blocks.
+            attended = torch.where(attended == 0, -torch.inf, 0.0)[:, None, None, :]
+
+        def run(branches: Sequence[Branch]) -> Resid:
+            (branch,) = branches
+            mask = torch.ones(len(self.space), device=resid.device)
+            mask[self.space.indices(branch.part)] = 0.0
+            with Handle(self.model, mask_edits(self.space, mask, stream.source)):
+                if isinstance(self.model, EncoderClassifier):
+                    return block(resid, attended)
+                return block(resid, attention_mask=attended)
+
+        return run
+
+    def logits(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows labels"]:
+        """The classification head, with its hooks."""
+        model = self.model
+        if isinstance(model, EncoderClassifier):
+            return model.unembed(model.pooler(resid))
+        return model(
+            resid,
+            start_at_layer=model.cfg.n_layers,
+            attention_mask=stream.context.mask,
+            tokens=stream.tokens,
+        )
+
+    def row_bytes(self, pos: int, levels: int) -> int:
+        """As for `FusedLayers`; TransformerLens holds several attention patterns."""
+        cfg = self.model.cfg
+        per_token = (12 + levels) * cfg.d_model + 4 * (cfg.d_mlp or 0) + 6 * cfg.n_heads * pos
+        return pos * per_token * cfg.dtype.itemsize

@@ -2,11 +2,9 @@
 
 1. Every set of units is ablated in turn on every batch; `hc_lens.scans.engine` runs only the layers
    that the ablation can change, so the numbers are those of a full forward pass per set, sooner.
-2. Per row (`hc_lens.metrics`): is the prediction right, is it that of the full model, the KL
-   divergence from the full model's distribution over the model's labels, and the log-odds of the
-   gold label in the task's labels.
-3. `scan` averages them per dataset and case; `scan_rows` keeps them per row, for resampling.
-4. With a store, the logits of every finished batch are a record. Its key is made of everything that
+2. `scan` averages the metrics of each row (`hc_lens.metrics`) per dataset and case; `scan_rows`
+   keeps them per row, for resampling.
+3. With a store, the logits of every finished batch are a record. Its key is made of everything that
    decides them: the model, what replaces removed units, the batches and the sets.
 
 The full model is the set ``"full"``, always there and always first.
@@ -36,7 +34,7 @@ from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.records import Records, digest, json_bytes
 from hc_lens.scans.engine import SuffixEngine
-from hc_lens.scans.hooked import check_classifier, has_user_hooks
+from hc_lens.scans.layers import has_user_hooks
 from hc_lens.units import UnitSet, UnitSpace, resolve_sets, set_label
 
 COLUMNS = (
@@ -46,6 +44,8 @@ COLUMNS = (
 """The columns of a scan."""
 _METRICS = {"correct": ACCURACY, "agreement": AGREEMENT, "kl": KL, "logit": LOGIT}
 """The metric behind each array of `ScanRows`."""
+Metrics = Mapping[str, Tensor]
+"""The metrics of `hc_lens.metrics`, each [sets, rows]."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,13 @@ class ScanRows:
 
     def table(self) -> pd.DataFrame:
         """The table that `scan` gives."""
-        totals = _totals(self.sets)
+        pieces = []
         for dataset, at in self.rows.groupby("dataset", sort=False).indices.items():
-            chosen = self.rows.iloc[at]
-            values = {
-                metric: torch.as_tensor(getattr(self, name)[:, at]).double()
-                for name, metric in _METRICS.items()
-            }
-            labels = torch.tensor(chosen["label"].to_numpy())
-            totals.add(str(dataset), chosen["case"], labels, values)
-        return _table(totals)
+            arrays = {metric: getattr(self, name)[:, at] for name, metric in _METRICS.items()}
+            values = {metric: torch.tensor(array).double() for metric, array in arrays.items()}
+            labels = torch.tensor(self.rows["label"].to_numpy()[at])
+            pieces.append((str(dataset), self.rows["case"].iloc[at], labels, values))
+        return _table(self.sets, pieces)
 
 
 def scan(
@@ -120,21 +117,16 @@ def scan(
 
     Args:
         model: a classifier of `hc.load`. Its hooks stay on and run; see docs/method/evaluation.md.
-        datasets: batches by name, or batches alone.
         means: what replaces a removed unit: means, ``"zero"`` or another source.
         sets: the sets to ablate, each a list of units or a label such as ``"L2.H5+L3.H7"``; by
             default every unit alone. ``hc.pairs(units)`` gives some units and all their pairs.
         limit: scan a sample of so many rows of each dataset; the sample is always the same one.
         memory: most bytes to hold beside the model and the results, such as 500_000_000 or "2GB".
         store: folder in which finished batches are kept; the same call continues from there.
-        progress: show a progress bar.
     """
     run = _Scan(model, datasets, means, sets, limit, memory, store)
-    totals = _totals(run.labels)
-    for name, batch, logits in run.results(progress):
-        metrics = row_metrics(run.named[name], batch, logits[0], logits)
-        totals.add(name, batch.cases, batch.labels, metrics)
-    return _table(totals)
+    results = run.results(progress)
+    return _table(run.labels, ((name, b.cases, b.labels, rows) for name, b, _, rows in results))
 
 
 def scan_rows(
@@ -151,10 +143,9 @@ def scan_rows(
     """The results of `scan` for every row, in the order of the splits; arguments as there."""
     run = _Scan(model, datasets, means, sets, limit, memory, store)
     frames, kept = [], []
-    for name, batch, logits in run.results(progress):
+    for name, batch, logits, metrics in run.results(progress):
         columns = {"row": batch.rows.cpu().numpy(), "label": batch.labels.cpu().numpy()}
         frames.append(pd.DataFrame({"dataset": name, "case": list(batch.cases), **columns}))
-        metrics = row_metrics(run.named[name], batch, logits[0], logits)
         arrays = {key: metrics[metric].cpu() for key, metric in _METRICS.items()}
         for key in ("correct", "agreement"):
             arrays[key] = arrays[key] == 1
@@ -162,8 +153,7 @@ def scan_rows(
         exact = logits if logits.dtype == torch.float64 else logits.float()
         kept.append({"logits": exact.cpu(), **arrays})
     rows = pd.concat(frames, ignore_index=True)
-    number = {name: number for number, name in enumerate(run.named)}
-    order = np.lexsort((rows["row"].to_numpy(), rows["dataset"].map(number).to_numpy()))
+    order = np.lexsort((rows["row"].to_numpy(), pd.factorize(rows["dataset"])[0]))
     joined = {
         key: torch.cat([part[key] for part in kept], dim=1).numpy()[:, order] for key in kept[0]
     }
@@ -172,16 +162,13 @@ def scan_rows(
 
 def parse_memory(memory: int | str) -> int:
     """Bytes, from a number of bytes or text such as ``"500MB"``."""
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)B\s*", memory, re.IGNORECASE)
-        if match is not None:
-            return int(float(match[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[match[2].upper()])
-    elif not isinstance(memory, bool) and memory > 0:
-        return int(memory)
-    raise HcLensError(
-        f"expected memory as a positive number of bytes or text such as '500MB', got {memory!r}; "
-        "give one of these"
-    )
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)B?\s*", str(memory), re.IGNORECASE)
+    if found is None:
+        raise HcLensError(
+            "expected memory as a positive number of bytes or text such as '500MB', got "
+            f"{memory!r}; give one of these"
+        )
+    return int(float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[found[2].upper()])
 
 
 def limited_batches(
@@ -220,11 +207,10 @@ class _Scan:
         memory: int | str,
         store: str | Path | None,
     ):
-        check_classifier(model)
         space, source = UnitSpace.of(model), as_source(means)
         found = resolve_sets(space, sets)
         source.check(model, space)
-        self.named = limited_batches(datasets, source, limit)
+        self._named = limited_batches(datasets, source, limit)
         self.labels = (FULL, *map(set_label, found))
         self._engine = SuffixEngine(model, [(), *found], source, parse_memory(memory))
         self._records = None if store is None else Records(store, "scan")
@@ -232,14 +218,15 @@ class _Scan:
 
     def results(
         self, progress: bool
-    ) -> Iterator[tuple[str, BatchLike, Float[Tensor, "sets batch labels"]]]:
-        """Each batch with its dataset and the logits of every set."""
-        total = len(self.labels) * sum(map(_n_rows, self.named.values()))
-        bar = tqdm(total=total, desc="scan", disable=not progress, leave=False, unit="row")
-        with bar:
-            for name, batches in self.named.items():
+    ) -> Iterator[tuple[str, BatchLike, Float[Tensor, "sets batch labels"], Metrics]]:
+        """Each batch with its dataset, and the logits and metrics of every set on it."""
+        rows = sum(getattr(batches, "n_rows", 0) for batches in self._named.values())
+        total = len(self.labels) * rows or None
+        with tqdm(total=total, desc="scan", disable=not progress, leave=False, unit="row") as bar:
+            for name, batches in self._named.items():
                 for index, batch in enumerate(batches):
-                    yield name, batch, self._logits(name, index, batch, bar.update)
+                    logits = self._logits(name, index, batch, bar.update)
+                    yield name, batch, logits, row_metrics(batches, batch, logits[0], logits)
 
     def _logits(
         self, name: str, index: int, batch: BatchLike, report: Callable[[int], object]
@@ -267,11 +254,17 @@ class _Scan:
                 "whose effect on the results has no name on disk; take the hooks off, or scan "
                 "without store="
             )
-        for name, batches in self.named.items():
+        for given in (engine.source, *self._named.values()):
+            if getattr(given, "fingerprint", None) is None:
+                raise HcLensError(
+                    "expected a name on disk to keep results for later, got "
+                    f"{type(given).__name__}, which has no fingerprint; scan without store="
+                )
+        for name, batches in self._named.items():
             about = {
                 "model": fingerprint(engine.model),
-                "source": _fingerprint_of(engine.source, "a source"),
-                "batches": _fingerprint_of(batches, "batches"),
+                "source": engine.source.fingerprint,
+                "batches": getattr(batches, "fingerprint", None),
                 "sets": self.labels,
             }
             keys[name] = digest(about)
@@ -280,29 +273,16 @@ class _Scan:
         return keys
 
 
-def _n_rows(batches: BatchesLike) -> int:
-    found = getattr(batches, "n_rows", None)
-    return sum(len(batch.rows) for batch in batches) if found is None else found
-
-
-def _fingerprint_of(given: Source | BatchesLike, what: str) -> str:
-    found = getattr(given, "fingerprint", None)
-    if found is None:
-        raise HcLensError(
-            f"expected {what} with a fingerprint to keep results for later, got "
-            f"{type(given).__name__}, which has no fingerprint; scan without store="
-        )
-    return found
-
-
-def _totals(labels: Sequence[str]) -> Totals:
-    return Totals(pd.DataFrame({"set": list(labels)}), (ACCURACY, KL, AGREEMENT, LOGIT))
-
-
-def _table(totals: Totals) -> pd.DataFrame:
-    """The table of a scan; within a dataset and case the full model comes first."""
+def _table(
+    sets: Sequence[str], pieces: Iterable[tuple[str, Iterable[str], Tensor, Metrics]]
+) -> pd.DataFrame:
+    """The table of a scan, from pieces as `Totals.add` takes them."""
+    totals = Totals(pd.DataFrame({"set": list(sets)}), (ACCURACY, KL, AGREEMENT, LOGIT))
+    for piece in pieces:
+        totals.add(*piece)
     table = totals.table()
     for name in (ACCURACY, LOGIT):
+        # Within a dataset and case the full model comes first.
         full = table.groupby(["dataset", "case"], sort=False)[name].transform("first")
         table[f"{name}_change"] = table[name] - full
     return table.reindex(columns=list(COLUMNS))

@@ -23,7 +23,7 @@ from hc_lens.evaluation import evaluate
 from hc_lens.masks.means import Means, collect_means
 from hc_lens.metrics import FULL
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.pruning.teacher import Teacher
+from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.train import prune
 from hc_lens.records import Records, RecordsError, digest, failed, is_full
 from hc_lens.settings import plain_value

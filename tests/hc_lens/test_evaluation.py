@@ -5,8 +5,8 @@ import torch
 
 import hc_lens as hc
 from hc_lens.evaluation import evaluate
+from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
-from hc_lens.pruning.teacher import Teacher
 from tests.batches import Batches, random_batches
 
 

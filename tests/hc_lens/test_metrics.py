@@ -15,10 +15,8 @@ from hc_lens.metrics import (
     MARGIN,
     Totals,
     cross_entropy,
-    has_labels,
     kl_divergence,
     log_odds,
-    of_label,
     over_cases,
     row_metrics,
 )
@@ -83,7 +81,6 @@ def test_the_log_odds_of_a_half_are_zero_and_of_three_quarters_log_three():
     labels = torch.tensor([0, 0])
     expected = torch.tensor([0.0, math.log(3)])
     torch.testing.assert_close(log_odds(log_probs, labels), expected, atol=1e-6, rtol=0)
-    assert of_label(log_probs, torch.tensor([1, 2])).exp().tolist() == [0.25, 0.125]
 
 
 def test_log_odds_stay_finite_where_the_label_is_certain():
@@ -129,9 +126,15 @@ def test_a_task_without_labels_is_compared_in_the_models_own():
     assert found[AGREEMENT].tolist() == [[1], [0]]
     assert found[LOGIT].isnan().all()
     assert found[ACCURACY].isnan().all()
-    assert not has_labels(Unlabelled())
-    assert has_labels(TwoWay())
-    assert has_labels(SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_batches_that_do_not_name_their_labels_have_some_all_the_same():
+    named, logits = TwoWay(), torch.tensor([[0.4, 0.3, 0.3]]).log()
+    unnamed = SimpleNamespace(predictions=named.predictions, log_probs=named.log_probs)
+    for batches in (named, unnamed):
+        found = row_metrics(batches, batch_of(1), logits, logits[None])  # type: ignore[arg-type]
+        assert found[ACCURACY].tolist() == [[0]]
+        assert found[LOGIT].item() == pytest.approx(math.log(1.5), abs=1e-5)
 
 
 def test_cross_entropy_is_minus_the_labels_log_probability():

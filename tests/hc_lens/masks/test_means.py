@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hc_lens as hc
-from hc_lens.masks.hooks import unit_hook_names
+from hc_lens.masks.hooks import hook_points
 from hc_lens.masks.means import Means
 from tests import tiny
 from tests.batches import random_batches, single_rows
@@ -14,7 +14,7 @@ LENGTHS = ((9, 5, 2), (7, 7), (3,))
 
 def brute_force(model, batches) -> dict[str, torch.Tensor]:
     """Run every row alone, without pads, and average over all tokens."""
-    names = unit_hook_names(hc.UnitSpace.of(model))
+    names = list(hook_points(hc.UnitSpace.of(model)))
     tokens = {name: [] for name in names}
     for inputs in single_rows(batches):
         _, cache = model.run_with_cache(**inputs, names_filter=names)
@@ -119,7 +119,7 @@ def test_no_batches_are_an_error(hooked):
 
 
 def test_an_unknown_kind_of_mean_is_an_error(hooked):
-    with pytest.raises(hc.HcLensError, match="by='token' or by='position', got 'row'"):
+    with pytest.raises(hc.HcLensError, match=r"by among \['token', 'position'\], got 'row'"):
         # Without the type checker of the tests, which would be first to refuse it.
         inspect.unwrap(hc.collect_means)(hooked, random_batches(hooked), by="row")
 

@@ -6,7 +6,8 @@ import torch
 from scipy import integrate, stats
 
 import hc_lens as hc
-from hc_lens.pruning.gates import HardConcrete, expected_l0, hard_concrete, n_removed, prob_above
+from hc_lens.pruning.config import n_removed
+from hc_lens.pruning.gates import HardConcrete
 from hc_lens.units import UnitSpace
 
 SPACE = UnitSpace((4, 4), (0, 1))
@@ -29,30 +30,31 @@ def density(x: float, log_alpha: float) -> float:
 
 def test_the_gate_at_the_median_of_the_noise_is_known_by_hand():
     # u = 1/2 and log_alpha = 0: s = 1/2, stretched to 1.2 / 2 - 0.1 = 0.5.
-    assert hard_concrete(torch.tensor([0.5]), torch.tensor([0.0])).item() == pytest.approx(0.5)
+    median = torch.full((len(SPACE),), 0.5)
+    assert gates(0.0).from_noise(median).tolist() == pytest.approx([0.5] * len(SPACE))
     # log_alpha = 2/3 ln 3: s = 3/4, stretched to 0.9 - 0.1 = 0.8.
-    assert hard_concrete(
-        torch.tensor([0.5]), torch.tensor([2 / 3 * math.log(3)])
-    ).item() == pytest.approx(0.8)
+    made = gates(2 / 3 * math.log(3))
+    assert made.from_noise(median).tolist() == pytest.approx([0.8] * len(SPACE))
 
 
 def test_expected_l0_of_a_gate_is_known_by_hand():
     # sigmoid(0 - 2/3 ln(1/11)) = 1 / (1 + 11^(-2/3)).
-    assert expected_l0(torch.zeros(1)).item() == pytest.approx(1 / (1 + 11 ** (-2 / 3)))
+    assert gates(0.0).expected_l0()[0].item() == pytest.approx(1 / (1 + 11 ** (-2 / 3)))
 
 
 @pytest.mark.parametrize("log_alpha", [-2.0, -0.5, 0.0, 1.0, 2.5])
 def test_samples_follow_the_distribution(log_alpha):
-    draws = gates(log_alpha).sample(20_000).detach().double().flatten()
-    p_zero = 1 - expected_l0(torch.tensor([log_alpha])).item()
-    p_one = prob_above(1.0, torch.tensor([log_alpha])).item()
+    made = gates(log_alpha)
+    draws = made.sample(20_000).detach().double().flatten()
+    p_zero = 1 - made.expected_l0()[0].item()
+    p_one = made.prob_above(1.0)[0].item()
     bound = 4 * math.sqrt(0.25 / len(draws))
     assert (draws == 0).double().mean().item() == pytest.approx(p_zero, abs=bound)
     assert (draws == 1).double().mean().item() == pytest.approx(p_one, abs=bound)
     inside = draws[(draws > 0) & (draws < 1)].numpy()
 
     def cdf(values):
-        above = [prob_above(x, torch.tensor([log_alpha])).item() for x in values]
+        above = [made.prob_above(x)[0].item() for x in values]
         return (1 - np.array(above) - p_zero) / (1 - p_zero - p_one)
 
     assert stats.kstest(inside[:2000], cdf).pvalue > 0.001
@@ -61,12 +63,13 @@ def test_samples_follow_the_distribution(log_alpha):
 @pytest.mark.parametrize("log_alpha", [-2.0, 0.0, 1.5])
 def test_probabilities_and_moments_agree_with_numerical_integration(log_alpha):
     alive, _ = integrate.quad(density, 0, 1.1 - 1e-12, args=(log_alpha,))
-    assert expected_l0(torch.tensor([log_alpha])).item() == pytest.approx(alive, abs=1e-5)
+    made = gates(log_alpha)
+    assert made.expected_l0()[0].item() == pytest.approx(alive, abs=1e-5)
     one, _ = integrate.quad(density, 1, 1.1 - 1e-12, args=(log_alpha,))
-    assert prob_above(1.0, torch.tensor([log_alpha])).item() == pytest.approx(one, abs=1e-5)
+    assert made.prob_above(1.0)[0].item() == pytest.approx(one, abs=1e-5)
     mean, _ = integrate.quad(lambda x: x * density(x, log_alpha), 0, 1)
     square, _ = integrate.quad(lambda x: x * x * density(x, log_alpha), 0, 1)
-    draws = gates(log_alpha).sample(20_000).double()
+    draws = made.sample(20_000).double()
     assert draws.mean().item() == pytest.approx(mean + one, abs=0.005)
     assert draws.square().mean().item() == pytest.approx(square + one, abs=0.005)
 
@@ -80,7 +83,7 @@ def test_expected_sparsity_is_the_mean_probability_of_zero():
 def test_expected_sparsity_has_the_gradient_of_the_sigmoid():
     made = gates(0.3)
     made.expected_sparsity().backward()
-    p = expected_l0(torch.tensor([0.3])).item()
+    p = made.expected_l0()[0].item()
     assert made.log_alpha.grad[0].item() == pytest.approx(-p * (1 - p) / len(SPACE), rel=1e-5)
 
 

@@ -10,8 +10,8 @@ import transformers
 import hc_lens as hc
 from hc_lens.pruning.baselines import masked_kl
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.teacher import Teacher
-from hc_lens.pruning.train import METHODS, prune
+from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.train import METHODS, penalty, prune
 from hc_lens.settings import make
 from tests import tiny
 from tests.batches import random_batches
@@ -26,6 +26,11 @@ def setting():
 
 def run(setting, config: PruneConfig, **settings):
     return prune(*setting, config, progress=False, **settings)
+
+
+def job(setting) -> Job:
+    """What the methods get, for measuring a mask as they do."""
+    return Job(*setting, PruneConfig(0.4, 0), Teacher(setting[0]))
 
 
 FAST = {"steps": 12}
@@ -116,17 +121,15 @@ def test_the_target_is_held_to_the_end(setting):
 
 
 def test_training_beats_a_random_mask_of_the_same_size(setting):
-    model, batches, means = setting
-    teacher = Teacher(model)
+    measured = job(setting)
     trained = run(setting, PruneConfig(0.4, 0, steps=200))
-    kl = masked_kl(model, batches, means, trained.mask, teacher)
+    kl = masked_kl(measured, trained.mask)
     others = [run(setting, PruneConfig(0.4, seed, method="random")) for seed in range(10)]
-    assert kl < min(masked_kl(model, batches, means, sub.mask, teacher) for sub in others)
+    assert kl < min(masked_kl(measured, sub.mask) for sub in others)
 
 
 def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
-    model, batches, means = setting
-    teacher, space = Teacher(model), hc.UnitSpace.of(model)
+    measured, space = job(setting), hc.UnitSpace.of(setting[0])
     sub = run(setting, PruneConfig(0.2, 0, method="greedy"))
     removed: list[str] = []
     for _ in range(3):
@@ -135,7 +138,7 @@ def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
         for unit in rest:
             mask = torch.ones(15)
             mask[space.indices([*removed, unit])] = 0
-            costs[unit] = masked_kl(model, batches, means, mask, teacher)
+            costs[unit] = masked_kl(measured, mask)
         removed.append(min(costs, key=costs.get))
     assert set(sub.removed) == set(removed)
 
@@ -199,6 +202,45 @@ def test_the_result_says_where_it_came_from(setting, tmp_path):
     assert dict(back.config) == PruneConfig(0.4, 11, **FAST).describe()
 
 
+def test_the_target_rises_linearly_and_then_stays():
+    config = PruneConfig(0.5, 0, steps=200, warmup=0.5)
+    assert [config.target(step) for step in (0, 50, 100, 500)] == [0, 0.25, 0.5, 0.5]
+    assert dataclasses.replace(config, warmup=0).target(0) == 0.5
+
+
+def test_the_penalty_and_its_gradients_are_known_by_hand():
+    lambda_1, lambda_2 = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0))
+    sparsity = torch.tensor(0.3, requires_grad=True)
+    found = penalty(0.5 - sparsity, lambda_1, lambda_2)
+    # 2 x 0.2 + 3 x 0.04 = 0.52; d/ds = -2 - 2 x 3 x 0.2 = -3.2.
+    assert found.item() == pytest.approx(0.52)
+    found.backward()
+    assert sparsity.grad.item() == pytest.approx(-3.2)
+    assert lambda_1.grad.item() == pytest.approx(0.2)
+    assert lambda_2.grad.item() == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9])
+def test_the_gradient_of_the_second_multiplier_is_never_negative(sparsity):
+    lambda_1, lambda_2 = (torch.zeros((), requires_grad=True) for _ in range(2))
+    penalty(0.5 - torch.tensor(sparsity), lambda_1, lambda_2).backward()
+    assert lambda_2.grad.item() >= 0
+
+
+def test_the_full_model_runs_once_per_row():
+    model = hc.load(tiny.tiny_hf("bert"))
+    batches = random_batches(model)
+    runs = []
+    model.add_hook("hook_full_embed", lambda value, hook: runs.append(len(value)))
+    teacher = Teacher(model)
+    expected = [model(**batch.inputs) for batch in batches]
+    runs.clear()
+    for _ in range(3):
+        for batch, logits in zip(batches, expected, strict=True):
+            assert torch.equal(teacher.logits(batch), logits)
+    assert runs == [3, 2]
+
+
 def test_the_learning_rate_rises_holds_and_falls():
     config = PruneConfig(0.5, 0, steps=100, lr_warmup=0.1, lr_hold=0.5)
     assert [config.rate(step) for step in (1, 5, 10, 50)] == [0.1, 0.5, 1.0, 1.0]
@@ -229,8 +271,8 @@ def test_a_sparsity_that_removes_nothing_or_everything_is_an_error(setting, spar
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "steps of at least 1"),
-        ({"accumulate": 0}, "accumulate of at least 1"),
+        ({"steps": 0}, "expected steps as a whole number of at least 1, got 0"),
+        ({"accumulate": 0}, "expected accumulate as a whole number of at least 1, got 0"),
         ({"warmup": 200}, "share of the steps"),
     ],
 )

@@ -11,9 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 import hc_lens as hc
 from hc_lens.scans import engine as engine_module
 from hc_lens.scans.engine import SuffixEngine, children, parts_of
-from hc_lens.scans.fused import FusedLayers
-from hc_lens.scans.hooked import HookedLayers
-from hc_lens.scans.layers import Part
+from hc_lens.scans.layers import FusedLayers, HookedLayers
 from hc_lens.units import Unit, UnitSpace
 from tests import tiny
 from tests.batches import random_batches
@@ -218,19 +216,19 @@ def test_a_source_that_needs_its_rows_together_is_not_cut():
 
 def test_a_set_is_what_it_removes_from_each_layer():
     parts = parts_of([Unit(2), Unit(0, 3), Unit(0, 1)], n_layers=3)
-    assert parts == (Part((1, 3)), Part(), Part((), mlp=True))
+    assert parts == ((Unit(0, 1), Unit(0, 3)), (), (Unit(2),))
 
 
 def test_sets_share_a_node_until_their_parts_differ():
     parts = [parts_of(units, 2) for units in ([Unit(0, 1)], [Unit(0, 1), Unit(1)], [Unit(1)], [])]
     first = children([[0, 1, 2, 3]], parts, layer=0)
-    assert first == [(0, Part((1,)), [0, 1]), (0, Part(), [2, 3])]
+    assert first == [(0, (Unit(0, 1),), [0, 1]), (0, (), [2, 3])]
     second = children([[0, 1], [2, 3]], parts, layer=1)
     assert second == [
-        (0, Part(), [0]),
-        (0, Part((), mlp=True), [1]),
-        (1, Part((), mlp=True), [2]),
-        (1, Part(), [3]),
+        (0, (), [0]),
+        (0, (Unit(1),), [1]),
+        (1, (Unit(1),), [2]),
+        (1, (), [3]),
     ]
 
 
