@@ -54,6 +54,10 @@ Fill = Callable[[Path], object]
 """Writes the files of a record into an empty folder."""
 
 
+class OtherWorkError(HcLensError):
+    """A folder holds something else, which ``force=True`` would write over."""
+
+
 class RecordsError(HcLensError):
     """Finished work cannot be written: a full disk, no permission, an address that fails."""
 
@@ -366,7 +370,7 @@ class Records:
         differing = [key for key in changed if key.split(".")[0] not in free]
         if differing:
             key = differing[0]
-            raise HcLensError(
+            raise OtherWorkError(
                 f"expected to continue the work in {self.address}, whose {key} is "
                 f"{old.get(key)!r}, got {new.get(key)!r} (differing: {', '.join(differing)}); "
                 "repeat the call that began it, or name another folder"
@@ -386,7 +390,7 @@ class Records:
             )
         strange = found if owner is True else [name for name in found if name in (owner or ())]
         if strange and not force:
-            raise HcLensError(
+            raise OtherWorkError(
                 f"expected a new folder, got {self.address} with {strange[:3]} and no {MARKER}; "
                 "nothing was touched, name another folder"
             )

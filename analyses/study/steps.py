@@ -282,13 +282,7 @@ def collect_means(study: Study, found: Results, out: Path) -> None:
 def prune(study: Study, found: Results, out: Path, sweep: hc.SweepConfig) -> None:
     """The subnetworks of a sweep, kept in ``runs``, and their accuracies."""
     runs = hc.sweep(sweep, store=str(study.runs), workers=study.workers, progress=study.progress)
-    if len(runs.failed):
-        first = runs.failed.iloc[0]
-        raise HcLensError(
-            f"expected every run of the sweep to end, {len(runs.failed)} failed, the first "
-            f"(checkpoint {first['checkpoint']}) with: {first['why']}; the same command tries them "
-            "again"
-        )
+    runs.check_finished()
     kept = [(*key, " ".join(network.kept)) for key, network in runs.subnetworks.items()]
     _write_tables(
         out,

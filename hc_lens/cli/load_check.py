@@ -8,18 +8,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
-from hc_lens.data.specs import ORGANISM
+from hc_lens.data.specs import checkpoint_of
 from hc_lens.errors import HcLensError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
-
     from hc_lens.models.loading import HookedModel
 
 PAIRS = (
@@ -48,7 +44,7 @@ def run(settings: Settings, work: Work) -> None:
     name, tolerance = settings.checkpoint.model, settings.tolerance
     model: Any = work.model(settings.checkpoint)
     work.begin(resumes=True)
-    difference = largest_difference(model, folder_of(name))
+    difference = largest_difference(model, checkpoint_of(name))
     passed = difference <= tolerance
     work.finish(
         checkpoint=name,
@@ -69,55 +65,24 @@ def run(settings: Settings, work: Work) -> None:
         )
 
 
-def folder_of(name: str) -> str:
-    """Where Hugging Face finds the checkpoint that a model string names."""
-    from hc_lens import organism
-
-    bundled, _, step = name.partition(":")
-    if bundled != ORGANISM or Path(name).exists():
-        folder = Path(name).expanduser()
-        return str(folder) if folder.is_dir() else name
-    return str(organism.WEIGHTS / f"step-{int(step) if step else organism.steps()[-1]:05d}")
-
-
-def largest_difference(model: HookedModel, folder: str) -> float:
+def largest_difference(model: HookedModel, checkpoint: str) -> float:
     """Largest difference of a logit between a hooked model and Hugging Face's own, on `PAIRS`."""
     import torch
 
     from hc_lens.models.inputs import encode, mask_of, tokenizer_of
-
-    inputs = encode(model, list(PAIRS))
-    with torch.no_grad():
-        ours = model(**inputs).double().cpu()
-    mask = mask_of(inputs).bool().cpu()
-    largest = 0.0
-    for row, theirs in enumerate(_reference_logits(tokenizer_of(model), folder)):
-        # A language model has logits at every token, and none that matter at pads.
-        own = ours[row] if ours.ndim == 2 else ours[row][mask[row]]
-        largest = max(largest, (own - theirs).abs().max().item())
-    return largest
-
-
-def _reference_logits(tokenizer: PreTrainedTokenizerBase, folder: str) -> list[Tensor]:
-    """Hugging Face's logits of each pair, alone and without padding."""
-    import torch
-    import transformers
-
+    from hc_lens.models.loading import read_checkpoint
     from hc_lens.models.quiet import quiet
 
-    with quiet(), torch.no_grad():
-        architecture = (transformers.AutoConfig.from_pretrained(folder).architectures or [""])[0]
-        classifies = architecture.endswith("ForSequenceClassification")
-        auto: Any = (
-            transformers.AutoModelForSequenceClassification
-            if classifies
-            else transformers.AutoModelForCausalLM
-        )
-        reference = auto.from_pretrained(folder).float().eval()
-        names = {"input_ids", "attention_mask", "token_type_ids"} & set(tokenizer.model_input_names)
-        logits = []
-        for pair in PAIRS:
-            encoded = tokenizer(*pair, return_tensors="pt")
-            inputs = {name: encoded[name] for name in names if name in encoded}
-            logits.append(reference(**inputs).logits[0].double())
-    return logits
+    with quiet():
+        reference = read_checkpoint(checkpoint).eval()
+    inputs, tokenizer = encode(model, list(PAIRS)), tokenizer_of(model)
+    real = mask_of(inputs).bool().cpu()
+    largest = 0.0
+    with torch.no_grad():
+        ours = model(**inputs).double().cpu()
+        for row, pair in enumerate(PAIRS):
+            theirs = reference(**tokenizer(*pair, return_tensors="pt")).logits[0].double()
+            # A language model has logits at every token, and none that matter at pads.
+            own = ours[row] if ours.ndim == 2 else ours[row][real[row]]
+            largest = max(largest, (own - theirs).abs().max().item())
+    return largest

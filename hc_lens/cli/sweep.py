@@ -23,7 +23,6 @@ from hc_lens.sweeps.config import SweepConfig
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hc_lens.sweeps.runs import Runs
 
 FREE = ("checkpoints", "sparsity", "seeds", "store", "engine", "workers", "cpus", "gpus", "address")
 """What may change when a sweep is continued in its folder: more runs, or elsewhere."""
@@ -138,17 +137,7 @@ def run(settings: Settings, work: Work) -> None:
         checkpoints=list(runs.checkpoints),
         store=store,
     )
-    _check_finished(runs)
-
-
-def _check_finished(runs: Runs) -> None:
-    if len(runs.failed):
-        first = runs.failed.iloc[0]
-        raise HcLensError(
-            f"expected every run to finish, {len(runs.failed)} failed, the first "
-            f"({first['checkpoint']}, sparsity {first['sparsity']}, seed {first['seed']}) with: "
-            f"{first['why']}; the finished ones are kept, the same command tries the others again"
-        )
+    runs.check_finished()
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:

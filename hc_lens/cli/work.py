@@ -29,10 +29,9 @@ from hc_lens.errors import HcLensError
 from hc_lens.records import (
     DONE,
     MARKER,
-    OLDER_LAYOUTS,
     Fill,
+    OtherWorkError,
     Records,
-    RecordsError,
     digest,
     files_of,
     json_bytes,
@@ -272,25 +271,12 @@ class Work:
             kind, force = f"hc-lens {self.command}", self.output.force
             try:
                 self.records = Records(self.folder, kind, about, free=free, owner=True, force=force)
-            except RecordsError:
-                raise
-            except HcLensError as error:
-                raise HcLensError(f"{error}{self._may_force(kind)}") from error
+            except OtherWorkError as error:
+                raise HcLensError(f"{error}, or pass --force to write over it") from error
             if force:
                 for name in (MEANS, BATCHES):
                     self.records.remove(name)
         return self.records
-
-    def _may_force(self, kind: str) -> str:
-        """What to add to the refusal of a folder that --force would write over."""
-        try:
-            there = json.loads((self.folder / MARKER).read_bytes())["kind"]
-        except (OSError, ValueError, KeyError):
-            there = None
-        other = self.folder.is_dir() and not any(
-            (self.folder / name).exists() for name in (MARKER, *OLDER_LAYOUTS)
-        )
-        return ", or pass --force to write over it" if there == kind or other else ""
 
     def _show_finished(self, records: Records) -> None:
         if records.find("") is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.errors import HcLensError
-from hc_lens.organism import load as load_organism
+from hc_lens.organism import checkpoint as organism_checkpoint
 from hc_lens.organism import steps as organism_steps
 from hc_lens.organism import task as organism_task
 
@@ -26,19 +26,24 @@ if TYPE_CHECKING:
 ORGANISM = "organism"
 
 
-def read_model(name: str, **settings: Any) -> HookedModel:
-    """The model that a string names; `settings` are those of ``hc.load``."""
-    from hc_lens.models.loading import load
-
+def checkpoint_of(name: str) -> str:
+    """The directory or Hub id that a string names."""
     bundled, _, step = name.partition(":")
     if bundled != ORGANISM or Path(name).exists():
-        return load(name, **settings)
+        return name
     if step and not step.isdigit():
         raise HcLensError(
             f"expected {ORGANISM} or {ORGANISM}:STEP with a step of {list(organism_steps())}, "
             f"got {name!r}"
         )
-    return load_organism(int(step) if step else None, **settings)
+    return str(organism_checkpoint(int(step) if step else None))
+
+
+def read_model(name: str, **settings: Any) -> HookedModel:
+    """The model that a string names; `settings` are those of ``hc.load``."""
+    from hc_lens.models.loading import load
+
+    return load(checkpoint_of(name), **settings)
 
 
 @dataclass(frozen=True)

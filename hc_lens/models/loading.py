@@ -71,7 +71,7 @@ def load(
     """
     with quiet():
         if isinstance(source, (str, Path)):
-            hf_model = _read_model(source, dtype)
+            hf_model = read_checkpoint(source, dtype)
             tokenizer = read_tokenizer(source) if tokenizer is None else tokenizer
         elif hasattr(source, "config") and hasattr(source, "state_dict"):
             hf_model = source
@@ -111,7 +111,7 @@ def _check_kind(config: Any, architecture: str) -> None:
         )
 
 
-def _read_model(source: str | Path, dtype: torch.dtype) -> Any:
+def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """The Hugging Face model of a directory or Hub id, with every weight from its file."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

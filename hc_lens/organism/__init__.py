@@ -32,6 +32,13 @@ def steps() -> tuple[int, ...]:
     return tuple(sorted(int(folder.name.split("-")[1]) for folder in WEIGHTS.glob("step-*")))
 
 
+def checkpoint(step: int | None = None) -> Path:
+    """The folder of a step's checkpoint, by default that of the end of training."""
+    chosen = steps()[-1] if step is None else step
+    check_choice("a step of the organism", chosen, steps())
+    return WEIGHTS / f"step-{chosen:05d}"
+
+
 def load(step: int | None = None, **settings: Any) -> HookedModel:
     """The organism after a number of fine-tuning steps, by default at the end of training.
 
@@ -39,9 +46,7 @@ def load(step: int | None = None, **settings: Any) -> HookedModel:
     """
     from hc_lens.models.loading import load as load_model
 
-    chosen = steps()[-1] if step is None else step
-    check_choice("a step of the organism", chosen, steps())
-    return load_model(WEIGHTS / f"step-{chosen:05d}", **settings)
+    return load_model(checkpoint(step), **settings)
 
 
 @cache

@@ -70,6 +70,16 @@ class Runs:
     checkpoints: tuple[str, ...]
     """Names of the checkpoints, in order of training."""
 
+    def check_finished(self) -> None:
+        """Raise an HcLensError if a run failed."""
+        if len(self.failed):
+            first = self.failed.iloc[0]
+            raise HcLensError(
+                f"expected every run to finish, {len(self.failed)} failed, the first "
+                f"({first['checkpoint']}, sparsity {first['sparsity']}, seed {first['seed']}) "
+                f"with: {first['why']}; the same call tries the failed ones again"
+            )
+
     def __repr__(self) -> str:
         return (
             f"Runs({len(self.subnetworks)} finished, {len(self.failed)} failed, "

@@ -28,11 +28,11 @@ def test_the_organisms_checkpoint_is_found_by_its_step(call):
     done = call("load-check", "--model", "organism:400")
     assert done.exit_code == 0, done.output
     assert "parity                    yes" in done.stdout
-    assert load_check.folder_of("organism:400").endswith("step-00400")
+    assert load_check.checkpoint_of("organism:400").endswith("step-00400")
 
 
 def test_a_difference_above_the_tolerance_is_exit_code_1(call, model, other_model, monkeypatch):
-    monkeypatch.setattr(load_check, "folder_of", lambda _: str(other_model))
+    monkeypatch.setattr(load_check, "checkpoint_of", lambda _: str(other_model))
     done = call("load-check", "--model", model, "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["parity"] is False

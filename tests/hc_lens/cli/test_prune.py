@@ -115,7 +115,7 @@ def test_a_setting_that_cannot_be_read_is_a_usage_error(call, read, more, told):
     ("more", "told"),
     [
         (("--task", "mnlii"), "expected one of the named tasks mnli"),
-        (("--steps", 0), "expected steps of at least 1, got 0"),
+        (("--steps", 0), "expected steps as a whole number of at least 1, got 0"),
         (("--sparsity", 1.5), "expected"),
         (("--keep", "L9.H9"), "expected a unit of a model with 2 layers"),
     ],
