@@ -1,10 +1,7 @@
-"""Head composition: who reads a head, through which input, and what hangs on it.
+"""Head composition: who reads a head, through which input, and what depends on it.
 
-1. `weight_scores` compares what heads write with what later heads read, by weights alone.
-2. `edge_effects` and `joint_effects` patch edges exactly: path patching, one by one or together.
-3. `edge_attribution` is its first-order version for all edges; `agreement` compares the two.
-4. `trace` does all of it for some core heads; `figure` draws what it found.
-Names are imported on first use.
+`trace` asks this of some core heads, by weights, exactly and by gradient; `figure` draws it. Names
+are imported on first use.
 """
 
 # ruff: noqa: F401 (the names are listed for `exports`)

@@ -50,7 +50,7 @@ class TracedOod(options.Ood):
 
 
 @options.section()
-class Settings:
+class Settings(options.OnRows):
     """Whose edges, on which rows."""
 
     core: options.Names
@@ -63,9 +63,6 @@ class Settings:
     """Most training rows to collect means over."""
     threads: int = 0
     """CPU threads; 0 leaves the choice to PyTorch."""
-    replacement: options.Replacement = field(default_factory=options.Replacement)
-    output: options.Output = field(default_factory=options.Output)
-    table: options.Table = field(default_factory=options.Table)
 
 
 def run(settings: Settings, work: Work) -> None:
@@ -104,25 +101,19 @@ def summary(found: Trace) -> str:
     """The strongest edges, what they explain, the dependents and the agreement, as text."""
     from hc_lens.metrics import over_cases
 
-    edges = found.strongest(15).drop(columns=["agreement"])
     weights = found.edges[["sender", "receiver", "kind", "weight_excess"]].drop_duplicates()
-    edges = edges.merge(weights, on=["sender", "receiver", "kind"], how="left")
+    edges = found.strongest(15).drop(columns="agreement").merge(weights, how="left")
     shares = found.explained
-    keys = ["sender", "patched", "dataset"]
-    measures = ["kl", "margin_change"]
-    total = shares.assign(kl=shares["total_kl"], margin_change=shares["total_margin_change"])
-    both = over_cases(shares, keys, measures).merge(
-        over_cases(total, keys, measures),
-        on=[*keys, "n"],
-        suffixes=("", "_total"),
-    )
-    both = both.assign(share=both["kl"] / both["kl_total"])
+    names = {"total_kl": "kl_total", "total_margin_change": "margin_change_total"}
+    measures = ["kl", "margin_change", *names]
+    both = over_cases(shares, ["sender", "patched", "dataset"], measures).rename(columns=names)
+    both["share"] = both["kl"] / both["kl_total"]
     tops = shares.loc[shares["patched"] == "top", ["sender", "receivers"]].drop_duplicates()
     parts = [
         f"strongest edges of {', '.join(found.core)} (norms {found.norms}), means over datasets",
         edges.round(3).to_string(index=False),
         "\npatched together, against ablating the sender; the top edges are",
-        "\n".join(f"  {sender}: {names}" for sender, names in tops.itertuples(index=False)),
+        "\n".join(f"  {sender}: {heard}" for sender, heard in tops.itertuples(index=False)),
         both.round(3).to_string(index=False),
         "\nheads outside the core, cut off from all core heads",
         _dependents(found),
@@ -133,18 +124,13 @@ def summary(found: Trace) -> str:
 
 
 def _dependents(found: Trace, n: int = 8) -> str:
+    """The n heads that depend most on the core, as text."""
     from hc_lens.metrics import over_cases
 
     table = found.dependents
     if table.empty:
         return "none: no head outside the core reads after a core head"
-    keys = ["head", "dataset"]
-    columns = ["kl", "accuracy_change"]
-    means = over_cases(table, keys, columns)
-    alone = table.assign(kl=table["ablated_kl"], accuracy_change=table["ablated_accuracy_change"])
-    alone = over_cases(alone, keys, columns)
-    both = means[[*keys, "n", *columns]].merge(
-        alone[[*keys, *columns]], on=keys, suffixes=("", "_ablated")
-    )
-    first = list(dict.fromkeys(table["head"]))[:n]
-    return both[both["head"].isin(first)].round(3).to_string(index=False)
+    names = {"ablated_kl": "kl_ablated", "ablated_accuracy_change": "accuracy_change_ablated"}
+    first = table.loc[table["head"].isin(table["head"].unique()[:n])]
+    both = over_cases(first, ["head", "dataset"], ["kl", "accuracy_change", *names])
+    return both.rename(columns=names).round(3).to_string(index=False)

@@ -7,11 +7,12 @@
 3. `joint_effects` patches several receivers of a sender together: they read a stream without A's
    contribution, all others one with it, and both see what earlier patched receivers changed.
 4. Layer norms on the way: see `passes` (``norms="frozen"`` or ``"recomputed"``).
+5. What a patched run changed of the clean one (`hc_lens.metrics`) is averaged over each case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -19,25 +20,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.config import FROZEN, Norms
-from analyses.composition.effects import MEASURES, Rows
+from analyses.composition.config import Norms
 from analyses.composition.engine import PathEngine
 from analyses.composition.passes import Pass
 from analyses.composition.receivers import Heard, Receiver, Sender, as_receivers, as_senders
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import KL, over_cases
+from hc_lens.metrics import ACCURACY, AGREEMENT, KL, LOGIT, MARGIN, Totals, over_cases, row_metrics
 from hc_lens.protocols import BatchesLike, Model
-from hc_lens.units import UnitSet, UnitSpace, set_label
+from hc_lens.scans.scan import limited_batches
+from hc_lens.units import UnitSet, set_label
 
 EDGE = ["sender", "receiver", "kind"]
 """The columns that name an edge."""
+CHANGES = {ACCURACY: "accuracy_change", MARGIN: "margin_change", LOGIT: "logit_change"}
+"""Metrics that are compared with the clean run, and the columns of their changes."""
+MEASURES = (KL, "accuracy_change", AGREEMENT, "margin_change", "logit_change")
+"""The columns that measure an effect."""
 ATTRIBUTION = "attribution"
 """The column of `edge_attribution`."""
 ALL = "all"
 """In `joint_effects`: every receiver of the sender."""
 TOTAL = "ablated"
 """In the table of `joint_effects`: the sender ablated, all its paths at once."""
+
+Paths = Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]]
+"""Senders with their receivers, as a user writes them."""
 
 
 def edge_effects(
@@ -47,7 +55,7 @@ def edge_effects(
     senders: Iterable[UnitSet] | None = None,
     receivers: Heard | None = None,
     *,
-    norms: Norms = FROZEN,
+    norms: Norms = "frozen",
     limit: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -70,27 +78,23 @@ def edge_effects(
         limit: at most so many rows of each dataset; the sample is always the same one.
         progress: show a progress bar.
     """
-    rows = Rows.of(model, datasets, means, limit)
-    engine = PathEngine(model, rows.source, norms)
-    space = engine.trunk.space
-    edges = {
-        sender: as_receivers(space, sender, receivers, engine.trunk.parallel)
-        for sender in as_senders(space, senders)
-    }
+    engine = PathEngine(model, means, norms)
+    named = limited_batches(datasets, engine.source, limit)
+    edges = {s: as_receivers(model, s, receivers) for s in as_senders(model, senders)}
 
     def patched(clean: Pass) -> Float[Tensor, "edges batch labels"]:
         return torch.cat([engine.edges(clean, sender, heard) for sender, heard in edges.items()])
 
-    return rows.effects(engine, edge_keys(edges), patched, progress)
+    return _effects(engine, named, edge_keys(edges), patched, progress)
 
 
 def joint_effects(
     model: Model,
     datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
-    paths: Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]],
+    paths: Paths,
     *,
-    norms: Norms = FROZEN,
+    norms: Norms = "frozen",
     limit: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -105,42 +109,45 @@ def joint_effects(
         model, datasets, means, norms, limit, progress: as in `edge_effects`.
         paths: pairs (or a mapping) of a sender and its receivers, ``"all"`` for all of them.
     """
-    rows = Rows.of(model, datasets, means, limit)
-    engine = PathEngine(model, rows.source, norms)
-    plans = _plans(engine.trunk.space, paths, engine.trunk.parallel)
-    keys = {
-        "sender": [set_label(sender) for sender, _ in plans],
-        "receivers": [label for _, label in plans],
-        "n_edges": [len(chosen) for chosen in plans.values()],
-    }
+    engine = PathEngine(model, means, norms)
+    named = limited_batches(datasets, engine.source, limit)
+    plans = _plans(model, paths)
+    keys = [(set_label(sender), label, len(heard)) for (sender, label), heard in plans.items()]
 
     def patched(clean: Pass) -> Float[Tensor, "paths batch labels"]:
         found = [
-            engine.ablated(clean, sender) if label == TOTAL else engine.joint(clean, sender, chosen)
-            for (sender, label), chosen in plans.items()
+            engine.ablated(clean, sender) if label == TOTAL else engine.joint(clean, sender, heard)
+            for (sender, label), heard in plans.items()
         ]
         return torch.stack(found)
 
-    return rows.effects(engine, pd.DataFrame(keys), patched, progress)
+    table = pd.DataFrame(keys, columns=["sender", "receivers", "n_edges"])
+    return _effects(engine, named, table, patched, progress)
 
 
 def strongest(edges: pd.DataFrame, n: int, dataset: str | None = None) -> pd.DataFrame:
     """The n strongest of some edges: sender, receiver, kind and the means over datasets."""
     if dataset is not None:
         check_choice("a dataset", dataset, edges["dataset"].unique())
-    chosen = edges if dataset is None else edges.loc[edges["dataset"] == dataset]
-    measures = [name for name in (*MEASURES, ATTRIBUTION) if name in chosen]
-    by_dataset = over_cases(chosen, ["dataset", *EDGE], measures)
+        edges = edges.loc[edges["dataset"] == dataset]
+    measures = [name for name in (*MEASURES, ATTRIBUTION) if name in edges]
+    by_dataset = over_cases(edges, ["dataset", *EDGE], measures)
     means: Any = by_dataset.groupby(EDGE, sort=False)[measures].mean()
     ordered = means.reset_index().sort_values(KL, ascending=False, kind="stable")
     return ordered.head(n).reset_index(drop=True)
 
 
-def _plans(
-    space: UnitSpace,
-    paths: Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]],
-    parallel: bool,
-) -> dict[tuple[Sender, str], list[Receiver]]:
+def edge_keys(edges: Mapping[Sender, Sequence[Receiver]]) -> pd.DataFrame:
+    """The columns sender, receiver and kind of some edges."""
+    named = [
+        (set_label(sender), receiver.name, receiver.kind)
+        for sender, receivers in edges.items()
+        for receiver in receivers
+    ]
+    return pd.DataFrame(named, columns=EDGE)
+
+
+def _plans(model: Model, paths: Paths) -> dict[tuple[Sender, str], list[Receiver]]:
     """The receivers of every sender and label of the table."""
     pairs = list(paths.items()) if isinstance(paths, Mapping) else list(paths)
     strange = [pair for pair in pairs if isinstance(pair, str) or len(pair) != 2]
@@ -152,18 +159,32 @@ def _plans(
         )
     plans: dict[tuple[Sender, str], list[Receiver]] = {}
     for given, heard in pairs:
-        (sender,) = as_senders(space, [given])
-        chosen = as_receivers(space, sender, None if heard == ALL else heard, parallel)
-        plans[sender, TOTAL] = as_receivers(space, sender, None, parallel)
+        (sender,) = as_senders(model, [given])
+        chosen = as_receivers(model, sender, None if heard == ALL else heard)
+        plans[sender, TOTAL] = as_receivers(model, sender)
         plans[sender, ALL if heard == ALL else "+".join(map(str, chosen))] = chosen
     return plans
 
 
-def edge_keys(edges: Mapping[Sender, Sequence[Receiver]]) -> pd.DataFrame:
-    """The columns sender, receiver and kind of some edges."""
-    named = [
-        (set_label(sender), receiver.name, receiver.kind)
-        for sender, receivers in edges.items()
-        for receiver in receivers
-    ]
-    return pd.DataFrame(named, columns=EDGE)
+def _effects(
+    engine: PathEngine,
+    named: Mapping[str, BatchesLike],
+    keys: pd.DataFrame,
+    patched: Callable[[Pass], Float[Tensor, "runs batch labels"]],
+    progress: bool,
+) -> pd.DataFrame:
+    """For each dataset, case and run: the keys, dataset, case, n (rows) and the measures.
+
+    `keys` says what each run is, such as its sender and receiver; `patched` gives the logits of all
+    runs from the clean pass over a batch.
+    """
+    totals = Totals(keys, (KL, ACCURACY, AGREEMENT, MARGIN, LOGIT))
+    for name, batch, clean in engine.passes(named, progress, "patching"):
+        both = torch.cat([clean.logits[None], patched(clean)])
+        metrics = row_metrics(named[name], batch, clean.logits, both)
+        values = {
+            key: value[1:] - value[:1] if key in CHANGES else value[1:]
+            for key, value in metrics.items()
+        }
+        totals.add(name, batch.cases, batch.labels, values)
+    return totals.table().rename(columns=CHANGES)

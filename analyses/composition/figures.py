@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,70 +10,51 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from analyses.composition.config import check_count
-from analyses.composition.exact import strongest
 from analyses.composition.receivers import CLASSIFIER
 from analyses.style import BLUE, GREEN, GREY, PALE, RED, legend, panels
-from hc_lens.errors import check_choice
+from hc_lens.errors import check_count
 from hc_lens.units import Unit
+
+if TYPE_CHECKING:
+    from analyses.composition.tracing import Trace
 
 COLOURS = {"q": BLUE, "k": RED, "v": GREEN, "mlp": GREY, CLASSIFIER: "black"}
 """Colours of the kinds."""
 _BEND = {"q": 0.25, "k": 0.1, "v": -0.12, "mlp": 0.06, CLASSIFIER: -0.2}
 """Edges of different kinds between the same nodes are bent apart."""
 WIDEST = 7.0
-MEASURES = {
-    "kl": "KL divergence (nats)",
-    "accuracy_change": "change of accuracy",
-    "margin_change": "change of the margin",
-}
-
-Measure = Literal["kl", "accuracy_change", "margin_change"]
 
 Position = tuple[float, float]
 """Where a node stands: across and up."""
 
 
-@runtime_checkable
-class Traced(Protocol):
-    """What is drawn of a `Trace`."""
-
-    @property
-    def core(self) -> tuple[str, ...]:
-        """Labels of the core units."""
-        ...
-
-    @property
-    def edges(self) -> pd.DataFrame:
-        """One row for each edge, dataset and case."""
-        ...
-
-
-def figure(
-    trace: Traced, *, n_edges: int = 25, dataset: str | None = None, measure: Measure = "kl"
-) -> Figure:
+def figure(trace: Trace, *, n_edges: int = 25, dataset: str | None = None) -> Figure:
     """Nodes layer by layer from below; width is the effect of an edge, colour its kind.
 
-    Args:
-        trace: what `trace` returned.
-        n_edges: how many edges to draw, those with the largest KL divergence.
-        dataset: the effect in this dataset; default the mean over datasets.
-        measure: what the width shows: ``"kl"``, ``"accuracy_change"`` or ``"margin_change"``, the
-            last two in size (dashed where patching raises them).
+    The effect is the KL divergence in a dataset, by default the mean over datasets, and the edges
+    are those with the largest.
     """
-    check_choice("a measure", measure, MEASURES)
-    check_count("n_edges", n_edges, 1)
-    edges = strongest(trace.edges, n_edges, dataset)
+    check_count("n_edges", n_edges)
+    edges = trace.strongest(n_edges, dataset)
     positions = _positions([*edges["sender"], *edges["receiver"]], trace.core)
     across, heights = zip(*positions.values(), strict=True)
     size = (max(7.0, 1.3 * (max(across) - min(across)) + 3.0), 1.7 * (max(heights) + 1))
     drawing, (axes,) = panels(size)
-    largest = float(edges[measure].abs().max()) or 1.0
+    largest = float(edges["kl"].max()) or 1.0
     for edge in edges.iloc[::-1].itertuples():
-        value = float(getattr(edge, measure))
-        _draw_edge(axes, positions, edge, abs(value) / largest, measure != "kl" and value > 0)
+        _draw_edge(axes, positions, edge, largest)
     for name, position in positions.items():
-        _draw_node(axes, name, position, name in trace.core)
+        in_core = name in trace.core
+        axes.text(
+            *position,
+            name,
+            ha="center",
+            va="center",
+            fontsize=9,
+            fontweight="bold" if in_core else "normal",
+            zorder=3,
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": PALE if in_core else "white"},
+        )
     layers = sorted({Unit.parse(name).layer for name in positions if name != CLASSIFIER})
     where = dataset or "mean over " + ", ".join(trace.edges["dataset"].unique())
     axes.set(
@@ -85,7 +66,7 @@ def figure(
     axes.set_yticks(layers, [f"layer {layer}" for layer in layers])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    title = f"colour: read as\nwidth: {MEASURES[measure]}"
+    title = "colour: read as\nwidth: KL divergence (nats)"
     legend(drawing, side="right", handles=_lines(edges, largest), title=title)
     return drawing
 
@@ -96,27 +77,23 @@ def _positions(names: list[str], core: tuple[str, ...]) -> dict[str, Position]:
     units = {name: Unit.parse(name) for name in given}
     columns = sorted({unit.head for unit in units.values() if unit.head is not None})
     top = 1.0 + max(unit.layer for unit in units.values())
-    positions = {}
+    positions: dict[str, Position] = {}
     for name, unit in units.items():
-        if unit.head is None:
-            positions[name] = (len(columns) + 0.3, unit.layer + 0.5)
-        else:
-            positions[name] = (float(columns.index(unit.head)), float(unit.layer))
+        head = unit.head
+        across = len(columns) + 0.3 if head is None else float(columns.index(head))
+        positions[name] = (across, unit.layer + (0.5 if head is None else 0.0))
     if CLASSIFIER in names:
         positions[CLASSIFIER] = ((len(columns) - 1) / 2, top)
     return positions
 
 
-def _draw_edge(
-    axes: Axes, positions: dict[str, Position], edge: Any, share: float, raises: bool
-) -> None:
+def _draw_edge(axes: Axes, positions: dict[str, Position], edge: Any, largest: float) -> None:
     arrow = FancyArrowPatch(
         positions[edge.sender],
         positions[edge.receiver],
         connectionstyle=f"arc3,rad={_BEND[edge.kind]}",
         arrowstyle="-",
-        linewidth=max(0.5, WIDEST * share),
-        linestyle="--" if raises else "-",
+        linewidth=max(0.5, WIDEST * edge.kl / largest),
         color=COLOURS[edge.kind],
         alpha=0.75,
         zorder=1,
@@ -124,19 +101,6 @@ def _draw_edge(
         shrinkB=12,
     )
     axes.add_patch(arrow)
-
-
-def _draw_node(axes: Axes, name: str, position: Position, in_core: bool) -> None:
-    axes.text(
-        *position,
-        name,
-        ha="center",
-        va="center",
-        fontsize=9,
-        fontweight="bold" if in_core else "normal",
-        zorder=3,
-        bbox={"boxstyle": "round,pad=0.35", "facecolor": PALE if in_core else "white"},
-    )
 
 
 def _lines(edges: pd.DataFrame, largest: float) -> list[Line2D]:

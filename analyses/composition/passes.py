@@ -13,7 +13,7 @@ pass it starts at 0 and (a post-norm layer; n1, n2 its norms)
 
 1. the receivers among q, k, v read ``x + d``, all others x; both kinds share the outputs o;
 2. the senders of the layer add ``(value - z) W_O``:  ``d' = carry(n1, x + o, d + that)``;
-3. the MLP, if a receiver, reads ``n1(x + o) + d'``, else ``n1(x + o)``, and writes m;
+3. the if a receiver, reads ``n1(x + o) + d'``, else ``n1(x + o)``, and writes m;
 4. a sending MLP adds ``value - m``:  ``d'' = carry(n2, n1(x + o) + m, d' + that)``;
 5. the classifier, if a receiver, reads ``x + d`` at the end.
 
@@ -27,38 +27,26 @@ senders: joint patching of all paths is ablation. Patched nowhere, x is the clea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.config import FROZEN, RECOMPUTED
 from analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import mlp_name, z_name
-from hc_lens.masks.replacements import Source
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.views import ClassifierView
-from hc_lens.protocols import BatchLike, Model
+from hc_lens.protocols import Model
 from hc_lens.scans.layers import Stream, can_fuse, has_user_hooks
-from hc_lens.units import Unit, UnitSpace
+from hc_lens.units import Unit
 
-TANGENT = "tangent"
 How = Literal["frozen", "recomputed", "tangent"]
 """How a change passes a norm."""
-
-SUPPORTED = (
-    "classifiers of hc.load: post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA) "
-    "and pre-norm decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, Qwen2)"
-)
-"""The block structures that path patching knows."""
-
-Read = Float[Tensor, "rows 1 d_model"]
-"""A stream at each row's read position alone."""
-
+Input = Float[Tensor, "rows pos ..."]
+"""What a kind of receiver is given: q, k or v of every head, an MLP's input, the classifier's."""
 Output = Literal["z", "mlp_out"]
 """The outputs of units that can be replaced, by their names in `LayerRun`."""
 NAMES: dict[Output, Callable[[int], str]] = {"z": z_name, "mlp_out": mlp_name}
@@ -72,7 +60,8 @@ def check_supported(model: Model) -> EncoderClassifier | DecoderClassifier:
         what = f"a {type(model).__name__}" + (" with other blocks" if known else "")
         raise HcLensError(
             f"expected a model whose block structure is known, got {what}; supported are "
-            f"{SUPPORTED}"
+            "classifiers of hc.load: post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, "
+            "ELECTRA) and pre-norm decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, Qwen2)"
         )
     if has_user_hooks(model):
         raise HcLensError(
@@ -86,29 +75,15 @@ def carry(norm: Norm, at: Resid, change: Resid, clean: Resid, how: How) -> Resid
     """The change behind the norm whose input is `at`, in the clean run `clean`."""
     if norm.identity:
         return change
-    if how == RECOMPUTED:
+    if how == "recomputed":
         return norm(at + change) - norm(at)
     weight = 1.0 if norm.weight is None else norm.weight
     moved = norm.centred(change)
-    if how == FROZEN:
+    if how == "frozen":
         return moved / norm.scale(clean) * weight
     scale = norm.scale(at)
     unit = norm.centred(at) / scale
     return (moved - unit * (unit * moved).mean(-1, keepdim=True)) / scale * weight
-
-
-class Trunk(ClassifierView):
-    """A model in pieces, with its units."""
-
-    def __init__(self, model: Model):
-        super().__init__(check_supported(model))
-        self.space = UnitSpace.of(model)
-        self.parallel = self.blocks[0].parallel
-
-    def stream(self, batch: BatchLike, source: Source) -> Stream:
-        """A batch in front of the first layer; the source is bound to it."""
-        resid, context = self.start(batch.inputs)
-        return Stream(resid, batch.inputs["input"], source, context)
 
 
 class LayerRun:
@@ -129,6 +104,8 @@ class LayerRun:
     """What the MLP writes, as the layer goes on with it."""
     out: Resid
     """The stream behind the layer, before a post-norm encoder's last norm."""
+    behind: Resid
+    """The stream behind the layer."""
 
     def __init__(self, index: int, block: Block, x: Resid):
         self.index, self.block = index, block
@@ -140,37 +117,44 @@ class LayerRun:
         return [u.head for u in units if u.layer == self.index and u.head is not None]
 
 
-class Pass:
-    """A pass over one batch; subclasses change what is read or written."""
+Runs = Sequence[LayerRun]
+"""The layers of a pass, in order."""
 
-    final: Resid
-    """The stream behind the last layer."""
+
+class Pass:
+    """A pass over one batch; subclasses change what is heard or written."""
+
+    logits: Float[Tensor, "rows labels"]
 
     def __init__(
-        self, trunk: Trunk, stream: Stream, begun: Sequence[LayerRun] = (), removed: Sender = ()
+        self, view: ClassifierView, stream: Stream, begun: Runs = (), removed: Sender = ()
     ):
         """Prepare a pass.
 
-        `begun` holds the first layers of another pass, if they are the same here, and one more. The
-        outputs of `removed` units are replaced for all readers.
+        `begun` holds the first layers, where they are the same as in another pass. The outputs of
+        `removed` units are replaced for all readers.
         """
-        self.trunk, self.stream, self.removed = trunk, stream, removed
-        self.runs: list[LayerRun] = list(begun[:-1])
-        self._x = begun[-1].x if begun else stream.resid
+        self.view, self.stream, self.removed = view, stream, removed
+        self.runs: list[LayerRun] = list(begun)
+
+    @property
+    def final(self) -> Resid:
+        """The stream behind the last layer."""
+        return self.runs[-1].behind if self.runs else self.stream.resid
 
     def run(self) -> Float[Tensor, "rows labels"]:
-        """The logits; the layers' activations stay in `runs`, the last stream in `final`."""
-        self.final = self._x
-        for index in range(len(self.runs), len(self.trunk.blocks)):
-            self.final = self.layer(LayerRun(index, self.trunk.blocks[index], self.final))
-        read = self.trunk.final(self.stream.context.at_reads(self.final))
-        return self.trunk.logits(self.classifier(read))
+        """The logits; they stay in `logits`, and the layers' activations in `runs`."""
+        for block in self.view.blocks[len(self.runs) :]:
+            run = LayerRun(len(self.runs), block, self.final)
+            self.runs.append(run)
+            self._layer(run)
+        read = self.view.final(self.stream.context.at_reads(self.final))
+        self.logits = self.view.logits(self.heard(CLASSIFIER, read))
+        return self.logits
 
-    def layer(self, run: LayerRun) -> Resid:
-        """Run one layer; the stream behind it."""
-        self.runs.append(run)
-        block = run.block
-        run.q, run.k, run.v = self.projections(run)
+    def _layer(self, run: LayerRun) -> None:
+        block, reads = run.block, run.reads
+        run.q, run.k, run.v = (self.heard(i, block.project(reads, i), run) for i in INPUTS)
         run.z = block.attend(run.q, run.k, run.v, self.stream.context)
         heads = run.heads_of(self.removed)
         if heads:
@@ -178,134 +162,90 @@ class Pass:
             run.z[:, :, heads] = replaced[:, :, heads]
         run.attention = block.attention_out(run.z)
         if block.mlp is None:
-            run.out = run.x + run.attention
-            return run.out
+            run.out = run.behind = run.x + run.attention
+            return
         run.before_mlp = block.before_mlp(run.x, run.attention)
         run.mlp_in = block.mlp_norm(run.before_mlp)
-        run.mlp_out = block.mlp_out(self.mlp_input(run))
+        run.mlp_out = block.mlp_out(self.heard("mlp", run.mlp_in, run))
         if Unit(run.index) in self.removed:
             run.mlp_out = self.replacement(run, "mlp_out")
         run.out = block.close(run.x, run.attention, run.mlp_in, run.mlp_out)
-        return block.norm2(run.out) if block.post_norm else run.out
+        run.behind = block.norm2(run.out) if block.post_norm else run.out
 
-    def projections(self, run: LayerRun) -> tuple[PerHead, PerHead, PerHead]:
-        """Queries, keys and values."""
-        q, k, v = (run.block.project(run.reads, kind) for kind in INPUTS)
-        return q, k, v
+    def heard(self, kind: str, value: Input, run: LayerRun | None = None) -> Input:
+        """What the receivers of a kind are given, in a layer or, without one, behind the last."""
+        return value
 
-    def mlp_input(self, run: LayerRun) -> Resid:
-        """What the MLP is given."""
-        return run.mlp_in
-
-    def replacement(self, run: LayerRun, what: Output) -> Float[Tensor, "rows pos ..."]:
+    def replacement(self, run: LayerRun, what: Output) -> Input:
         """What replaces the output of removed units."""
         return self.stream.replacement(NAMES[what](run.index), getattr(run, what))
 
-    def classifier(self, read: Read) -> Read:
-        """What the classifier is given."""
-        return read
-
 
 class Direct:
-    """The change of the stream by the senders' own contributions, carried along a pass."""
+    """The change of every receiver's input by a sender's own contributions, along a pass.
 
-    def __init__(self, clean: Pass, sender: Sender, how: How, fixed: bool = False):
-        """Begin in front of the first layer.
-
-        With `fixed` a sender sends its replacement minus its activation in the clean pass, not in
-        the pass that is followed. The clean pass also gives the frozen scales.
-        """
-        self.clean, self.sender, self.fixed = clean, sender, fixed
-        self.how: How = how
-        self.change: Resid | None = None
-        self._inside: Resid | None = None
-        self._heads: Resid | None = None
-
-    def to_heads(self, run: LayerRun) -> Resid | None:
-        """The change of what the heads read; None if there is none."""
-        if self.change is None or run.block.post_norm:
-            return self.change
-        clean = self.clean.runs[run.index].x
-        return carry(run.block.norm1, run.x, self.change, clean, self.how)
-
-    def to_mlp(self, run: LayerRun) -> Resid | None:
-        """Take in what the layer's heads send; the change of what the MLP reads."""
-        block = run.block
-        self._heads = _sum(self.change, self._sent_by_heads(run))
-        reads = self.change if block.parallel else self._heads
-        self._inside = None
-        if block.mlp is not None and reads is not None:
-            clean = self.clean.runs[run.index].before_mlp
-            self._inside = carry(block.mlp_norm, run.before_mlp, reads, clean, self.how)
-        return self._inside
-
-    def close(self, run: LayerRun) -> None:
-        """Take in what the layer's MLP sends and leave the layer; after `to_mlp`."""
-        sent = None
-        if Unit(run.index) in self.sender:
-            sending = self._sending(run)
-            sent = self.clean.replacement(sending, "mlp_out") - sending.mlp_out
-        if not run.block.post_norm:
-            self.change = _sum(self._heads, sent)
-            return
-        inside, clean = _sum(self._inside, sent), self.clean.runs[run.index].out
-        if inside is not None:
-            inside = carry(run.block.norm2, run.out, inside, clean, self.how)
-        self.change = inside
-
-    def to_classifier(self, final: Resid) -> Read | None:
-        """The change of what the classifier reads at each row's read position."""
-        if self.change is None:
-            return None
-        streams = (final, self.change, self.clean.final)
-        at, moved, clean = map(self.clean.stream.context.at_reads, streams)
-        return carry(self.clean.trunk.final, at, moved, clean, self.how)
-
-    def _sending(self, run: LayerRun) -> LayerRun:
-        """The run whose activations the senders send."""
-        return self.clean.runs[run.index] if self.fixed else run
-
-    def _sent_by_heads(self, run: LayerRun) -> Resid | None:
-        heads = run.heads_of(self.sender)
-        if not heads:
-            return None
-        z = self._sending(run).z
-        return self.clean.stream.without_heads(run.block, run.index, z, heads)
-
-
-def _sum(one: Resid | None, other: Resid | None) -> Resid | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
-@dataclass(frozen=True)
-class Contributions:
-    """A sender's direct contributions: the change of every receiver's input in the clean run."""
-
-    to_heads: tuple[Resid | None, ...]
-    """By layer, of what the heads read."""
-    to_mlp: tuple[Resid | None, ...]
-    """By layer, of what the MLP reads."""
-    to_classifier: Read | None
-    """Of what the classifier reads at each row's read position."""
-
-
-def contributions(
-    along: Pass, sender: Sender, how: How, clean: Pass | None = None
-) -> Contributions:
-    """The direct contributions of a sender along a pass that has been run.
-
-    What it sends is its replacement minus its activation in the clean pass, which `along` itself is
-    if `clean` is not given.
+    The layers of the pass are followed as far as somebody asks, so they may still be running.
     """
-    direct = Direct(along if clean is None else clean, sender, how, fixed=True)
-    to_heads, to_mlp = [], []
-    for run in along.runs:
-        to_heads.append(direct.to_heads(run))
-        to_mlp.append(direct.to_mlp(run))
-        direct.close(run)
-    return Contributions(tuple(to_heads), tuple(to_mlp), direct.to_classifier(along.final))
+
+    def __init__(self, clean: Pass, sender: Sender, how: How, along: Runs, sending: Runs):
+        """Begin in front of the sender.
+
+        `along` are the layers that are followed; the clean pass gives the frozen scales. The sender
+        sends its replacement minus its output in the layers `sending`.
+        """
+        self._clean, self._sender, self._along, self._sending = clean, sender, along, sending
+        self._how: How = how
+        first = sender[0].layer
+        self._streams = [torch.zeros_like(clean.runs[first].x)] * (first + 1)
+        self._to_mlp: dict[int, Resid] = {}
+
+    def to_heads(self, index: int) -> Resid:
+        """Of what the heads of a layer read."""
+        run, change = self._along[index], self._stream(index)
+        if run.block.post_norm:
+            return change
+        return carry(run.block.norm1, run.x, change, self._clean.runs[index].x, self._how)
+
+    def to_mlp(self, index: int) -> Resid:
+        """Of what the MLP of a layer reads."""
+        if index not in self._to_mlp:
+            run, clean = self._along[index], self._clean.runs[index]
+            change = self._stream(index) if run.block.parallel else self._behind_heads(index)
+            self._to_mlp[index] = carry(
+                run.block.mlp_norm, run.before_mlp, change, clean.before_mlp, self._how
+            )
+        return self._to_mlp[index]
+
+    def to_classifier(self) -> Float[Tensor, "rows 1 d_model"]:
+        """Of what the classifier reads at each row's read position."""
+        streams = (self._along[-1].behind, self._stream(len(self._along)), self._clean.final)
+        at, moved, clean = map(self._clean.stream.context.at_reads, streams)
+        return carry(self._clean.view.final, at, moved, clean, self._how)
+
+    def _stream(self, index: int) -> Resid:
+        """Of the stream in front of a layer."""
+        for before in range(len(self._streams) - 1, index):
+            self._streams.append(self._behind(before))
+        return self._streams[index]
+
+    def _behind_heads(self, index: int) -> Resid:
+        """Of the stream behind the heads of a layer."""
+        block, heads = self._along[index].block, self._along[index].heads_of(self._sender)
+        if not heads:
+            return self._stream(index)
+        z = self._sending[index].z
+        return self._stream(index) + self._clean.stream.without_heads(block, index, z, heads)
+
+    def _behind(self, index: int) -> Resid:
+        """Of the stream behind a layer."""
+        run, post_norm = self._along[index], self._along[index].block.post_norm
+        change = self.to_mlp(index) if post_norm else self._behind_heads(index)
+        if Unit(index) in self._sender:
+            sending = self._sending[index]
+            change = change + (self._clean.replacement(sending, "mlp_out") - sending.mlp_out)
+        if not post_norm:
+            return change
+        return carry(run.block.norm2, run.out, change, self._clean.runs[index].out, self._how)
 
 
 class JointPass(Pass):
@@ -313,40 +253,20 @@ class JointPass(Pass):
 
     def __init__(self, clean: Pass, sender: Sender, receivers: Collection[Receiver], how: How):
         # Nothing changes in front of the first sender.
-        super().__init__(clean.trunk, clean.stream, clean.runs[: sender[0].layer + 1])
-        self.direct = Direct(clean, sender, how)
-        self._inputs = {(r.unit, kind) for r in receivers for kind in r.inputs}
+        super().__init__(clean.view, clean.stream, clean.runs[: sender[0].layer])
+        self._direct = Direct(clean, sender, how, self.runs, self.runs)
+        self._patched = {(r.unit, kind) for r in receivers for kind in r.inputs}
 
-    def layer(self, run: LayerRun) -> Resid:
-        """Run one layer and carry the change behind it."""
-        out = super().layer(run)
-        if run.block.mlp is None:
-            self.direct.to_mlp(run)
-        self.direct.close(run)
-        return out
-
-    def projections(self, run: LayerRun) -> tuple[PerHead, PerHead, PerHead]:
-        """Patched heads read the moved stream."""
-        change = self.direct.to_heads(run)
-        made = dict(zip(INPUTS, super().projections(run), strict=True))
-        for kind, out in made.items():
-            heads = range(out.shape[2])
-            chosen = [(Unit(run.index, head), kind) in self._inputs for head in heads]
-            if change is not None and any(chosen):
-                which = torch.tensor(chosen, device=out.device)[:, None]
-                made[kind] = torch.where(which, run.block.project(run.reads + change, kind), out)
-        return made["q"], made["k"], made["v"]
-
-    def mlp_input(self, run: LayerRun) -> Resid:
-        """A patched MLP reads the moved stream."""
-        change = self.direct.to_mlp(run)
-        if change is None or (Unit(run.index), "mlp") not in self._inputs:
-            return run.mlp_in
-        return run.mlp_in + change
-
-    def classifier(self, read: Read) -> Read:
-        """A patched classifier reads the moved stream."""
-        change = self.direct.to_classifier(self.final)
-        if change is None or (None, CLASSIFIER) not in self._inputs:
-            return read
-        return read + change
+    def heard(self, kind: str, value: Input, run: LayerRun | None = None) -> Input:
+        """Patched receivers read the moved stream."""
+        if run is None:
+            patched = (None, kind) in self._patched
+            return value + self._direct.to_classifier() if patched else value
+        if kind not in INPUTS:
+            patched = (Unit(run.index), kind) in self._patched
+            return value + self._direct.to_mlp(run.index) if patched else value
+        heads = [(Unit(run.index, head), kind) in self._patched for head in range(value.shape[2])]
+        if not any(heads):
+            return value
+        moved = run.block.project(run.reads + self._direct.to_heads(run.index), kind)
+        return torch.where(torch.tensor(heads, device=value.device)[:, None], moved, value)

@@ -21,11 +21,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analyses.composition.config import TraceConfig
-from analyses.composition.effects import MEASURES
-from analyses.composition.exact import ALL, EDGE, TOTAL, edge_effects, joint_effects, strongest
+from analyses.composition.exact import (
+    ALL,
+    EDGE,
+    MEASURES,
+    TOTAL,
+    edge_effects,
+    joint_effects,
+    strongest,
+)
 from analyses.composition.figures import figure
 from analyses.composition.gradient import agreement, edge_attribution
-from analyses.composition.passes import check_supported
 from analyses.composition.receivers import INPUTS, WHOLE, Heard, Receiver, Sender, reads_after
 from analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
@@ -37,9 +43,8 @@ from hc_lens.scans.scan import scan
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units
 
 FORMAT = "hc_lens.composition.2"
-TOP = "top"
 _TABLES = ("edges", "explained", "dependents", "agreement")
-_COMPARED = ("kl", "accuracy_change", "margin_change")
+_COMPARED = [KL, "accuracy_change", "margin_change"]
 _HEAD_COLUMNS = ["head", "dataset", "case", "n", *MEASURES, "ablated_kl", "ablated_accuracy_change"]
 
 
@@ -109,20 +114,13 @@ def trace(
     *,
     progress: bool = True,
 ) -> Trace:
-    """Trace the edges of the core heads.
+    """Trace the edges of the core units, such as ``["L0.H6", "L1.H1"]``.
 
-    Args:
-        model: a classifier of `hc.load`, without hooks.
-        datasets: batches by name, such as ``{"id": ..., "ood": ...}``.
-        means: what replaces a sender's activation.
-        core: labels of the core units, such as ``["L0.H6", "L1.H1"]``.
-        config: how to trace them; default `TraceConfig()`.
-        progress: show progress bars.
+    The model, the datasets and the means are those of `edge_effects`.
     """
-    check_supported(model)
     config = TraceConfig() if config is None else config
-    units = as_units(core)
-    UnitSpace.of(model).indices(units)
+    units, space = as_units(core), UnitSpace.of(model)
+    space.indices(units)
     if not units:
         raise HcLensError("expected at least one core unit, got none; give core=['L0.H6', ...]")
     given = (model, datasets, means)
@@ -132,36 +130,33 @@ def trace(
     found = edge_attribution(*given, units, steps=config.steps, **patching)
     joint = joint_effects(*given, _paths(exact, config.top), **patching)
     dependents = pd.DataFrame(columns=_HEAD_COLUMNS)
-    readers = _readers(model, units)
+    others = [head for head in space.heads if head not in units]
+    readers = [str(head) for head in others if reads_after(model, Receiver(head, WHOLE), units)]
     if readers:
         cut_off = edge_effects(*given, [units], readers, **patching)
-        alone = scan(*given, [receiver.name for receiver in readers], **settings)
-        dependents = _dependents(cut_off, alone)
+        dependents = _dependents(cut_off, scan(*given, readers, **settings))
     return Trace(
         core=tuple(map(str, units)),
         norms=config.norms,
-        edges=_with_scores(exact, found, _weights(model, units)),
+        edges=_with_scores(exact, found, model, units),
         explained=_explained(joint),
         dependents=dependents,
         agreement=agreement(exact, found),
     )
 
 
-def _weights(model: Model, units: Sender) -> pd.DataFrame:
-    """The composition scores of the core heads; an MLP has none."""
+def _with_scores(
+    exact: pd.DataFrame, found: pd.DataFrame, model: Model, units: Sender
+) -> pd.DataFrame:
+    """The exact effects with the attributions and, for heads, the scores by weights."""
+    edges = exact.merge(found, how="left", validate="one_to_one")
     heads = [unit for unit in units if unit.is_head]
-    columns = {"score": "weight_score", "excess": "weight_excess"}
     if not heads:
-        return pd.DataFrame(columns=[*EDGE, *columns.values()])
+        return edges.assign(weight_score=float("nan"), weight_excess=float("nan"))
     # Scores do not depend on the norms' scales, so no rows are needed.
-    scores = weight_scores(model, senders=heads, progress=False)
-    return scores.rename(columns=columns).reindex(columns=[*EDGE, *columns.values()])
-
-
-def _with_scores(exact: pd.DataFrame, found: pd.DataFrame, weights: pd.DataFrame) -> pd.DataFrame:
-    by = [*EDGE, "dataset", "case"]
-    merged = exact.merge(found[[*by, "attribution"]], on=by, how="left", validate="one_to_one")
-    return merged.merge(weights, on=EDGE, how="left", validate="many_to_one")
+    scores = weight_scores(model, senders=heads, progress=False).set_index(EDGE)
+    chosen = scores[["score", "excess"]].add_prefix("weight_").reset_index()
+    return edges.merge(chosen, how="left", validate="many_to_one")
 
 
 def _paths(exact: pd.DataFrame, top: int) -> list[tuple[UnitSet, Heard]]:
@@ -178,32 +173,23 @@ def _paths(exact: pd.DataFrame, top: int) -> list[tuple[UnitSet, Heard]]:
 def _explained(joint: pd.DataFrame) -> pd.DataFrame:
     """The edges that were patched together against ablating their sender."""
     by = ["sender", "dataset", "case"]
-    total = joint.loc[joint["receivers"] == TOTAL, [*by, *_COMPARED]]
-    total = total.rename(columns={name: f"total_{name}" for name in _COMPARED})
-    patched = joint[joint["receivers"] != TOTAL].merge(total, on=by)
-    every = patched["receivers"] == ALL
-    patched.insert(1, "patched", every.map({True: ALL, False: TOP}))
-    patched["share"] = patched["kl"] / patched["total_kl"]
+    ablated = joint["receivers"] == TOTAL
+    total = joint[ablated].set_index(by)[_COMPARED].add_prefix("total_").reset_index()
+    table = joint[~ablated].merge(total)
+    table["patched"] = table["receivers"].where(table["receivers"] == ALL, "top")
+    table["share"] = table["kl"] / table["total_kl"]
     columns = ["sender", "patched", "receivers", "n_edges", "dataset", "case", "n"]
     pairs = [name for measure in _COMPARED for name in (measure, f"total_{measure}")]
-    return patched[[*columns, *pairs, "share"]].reset_index(drop=True)
-
-
-def _readers(model: Model, units: Sender) -> list[Receiver]:
-    """Every head outside the core that reads something of it."""
-    space, parallel = UnitSpace.of(model), bool(model.cfg.parallel_attn_mlp)
-    heads = [Receiver(head, WHOLE) for head in space.heads if head not in units]
-    return [receiver for receiver in heads if reads_after(receiver, units, parallel)]
+    return table[[*columns, *pairs, "share"]]
 
 
 def _dependents(cut_off: pd.DataFrame, alone: pd.DataFrame) -> pd.DataFrame:
     """Heads without what the core contributes to their inputs, beside the heads ablated."""
-    names = {"set": "head", "kl": "ablated_kl", "accuracy_change": "ablated_accuracy_change"}
     by = ["head", "dataset", "case"]
-    merged = cut_off.rename(columns={"receiver": "head"}).merge(
-        alone.rename(columns=names)[[*by, "ablated_kl", "ablated_accuracy_change"]], on=by
-    )
+    ablated = alone.rename(columns={"set": "head"}).set_index(by)[[KL, "accuracy_change"]]
+    named = cut_off.rename(columns={"receiver": "head"})
+    merged = named.merge(ablated.add_prefix("ablated_").reset_index())
     means: Any = over_cases(merged, ["dataset", "head"], [KL]).groupby("head")[KL].mean()
-    rank = merged["head"].map(means.rank(ascending=False, method="first"))
-    order = rank.sort_values(kind="stable").index
-    return merged.loc[order, _HEAD_COLUMNS].reset_index(drop=True)
+    order = means.sort_values(ascending=False, kind="stable").index
+    ordered = merged.sort_values("head", key=order.get_indexer, kind="stable", ignore_index=True)
+    return ordered.reindex(columns=_HEAD_COLUMNS)

@@ -23,31 +23,30 @@ import hc_lens as hc
 from analyses.composition import Receiver, TraceConfig, trace
 from analyses.composition.cli import summary
 from analyses.composition.engine import PathEngine
-from analyses.composition.passes import contributions
-from analyses.composition.receivers import receivers_of
+from analyses.composition.passes import Direct
+from analyses.composition.receivers import as_receivers
 from hc_lens.units import Unit
 
 
 @torch.no_grad()
 def patched_values(engine: PathEngine, batch, sender, receivers) -> list:
     """For the loop: a hook point and what to write there, for each receiver."""
-    clean, _ = engine.start(batch)
-    direct = contributions(clean, sender, engine.norms)
+    clean = engine.start(batch)
+    direct = Direct(clean, sender, engine.norms, clean.runs, clean.runs)
     found = []
     for receiver in receivers:
         if receiver.unit is None:
-            assert direct.to_classifier is not None
             final = clean.final.clone()
-            final[:, :1] += direct.to_classifier
+            final[:, :1] += direct.to_classifier()
             found.append(("blocks.5.hook_normalized_resid_post", None, final))
             continue
         index, head = receiver.unit.layer, receiver.unit.head
-        block, run = engine.trunk.blocks[index], clean.runs[index]
+        block, run = engine.view.blocks[index], clean.runs[index]
         if receiver.kind == "mlp":
-            value = (run.mlp_in + direct.to_mlp[index]) @ block.mlp.W_in + block.mlp.b_in
+            value = (run.mlp_in + direct.to_mlp(index)) @ block.mlp.W_in + block.mlp.b_in
             found.append((f"blocks.{index}.mlp.hook_pre", None, value))
         else:
-            value = block.project(run.reads + direct.to_heads[index], receiver.kind)[:, :, head]
+            value = block.project(run.reads + direct.to_heads(index), receiver.kind)[:, :, head]
             found.append((f"blocks.{index}.attn.hook_{receiver.kind}", head, value))
     return found
 
@@ -77,7 +76,7 @@ def speed(rows: int, rounds: int) -> None:
     print(f"{batches}\n6 layers x 12 heads, width 384, one thread; {rounds} rounds")
     for layer in (0, 1, 2, 3):
         sender = (Unit(layer, 5),)
-        receivers: list[Receiver] = receivers_of(hc.UnitSpace.of(model), sender)
+        receivers: list[Receiver] = as_receivers(model, sender)
         ours = slow = worst = 0.0
         for batch in batches:
             values = patched_values(engine, batch, sender, receivers)
@@ -85,7 +84,7 @@ def speed(rows: int, rounds: int) -> None:
             fast = plain = torch.zeros(())
             for _ in range(rounds):
                 start = time.perf_counter()
-                clean, _ = engine.start(batch)
+                clean = engine.start(batch)
                 fast = engine.edges(clean, sender, receivers)
                 taken["ours"].append(time.perf_counter() - start)
                 start = time.perf_counter()

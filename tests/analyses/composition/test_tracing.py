@@ -119,14 +119,13 @@ def test_the_figure_has_a_node_per_unit_and_a_line_per_edge(found):
     assert len(axes.patches) == 6
     widths = [patch.get_linewidth() for patch in axes.patches]
     assert max(widths) == pytest.approx(7.0)
-    found.figure(dataset="ood", measure="margin_change", n_edges=30)
+    found.figure(dataset="ood", n_edges=30)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"measure": "logit"}, "expected a measure among"),
-        ({"n_edges": 0}, "expected n_edges of at least 1"),
+        ({"n_edges": 0}, "expected n_edges as a whole number of at least 1"),
         ({"dataset": "hans"}, "expected a dataset among"),
     ],
 )
@@ -143,7 +142,7 @@ def test_a_figure_of_nothing_is_refused(found, settings, message, monkeypatch):
         ([], {}, "expected at least one core unit"),
         (["L0.H9"], {}, "expected a unit of a model with 4 layers"),
         (["L0.H1", "L0.H1"], {}, "expected each unit once"),
-        (CORE, {"top": 0}, "expected top as a number of edges"),
+        (CORE, {"top": 0}, "expected top as a whole number of at least 1"),
     ],
 )
 def test_a_trace_of_nothing_is_refused(bert, core, settings, message):

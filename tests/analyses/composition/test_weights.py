@@ -139,5 +139,5 @@ def test_gated_mlps_and_wrong_draws_are_refused():
     model = hc.load(tiny.tiny_hf("llama"), tokenizer=tiny.tokenizer_for("llama"))
     with pytest.raises(HcLensError, match="expected MLPs without gates"):
         weight_scores(model, mlps=True, progress=False)
-    with pytest.raises(HcLensError, match="expected draws as a number of at least 1"):
+    with pytest.raises(HcLensError, match="expected draws as a whole number of at least 1"):
         weight_scores(model, draws=0)
