@@ -90,6 +90,16 @@ def read_units(
     model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
 ) -> None:
     """Run the model; `read` gets the name and the activation of each hook point of the units."""
-    edits = {name: partial(read, name) for name in hook_points(hooked_units(model))}
-    with torch.no_grad(), Handle(model, edits):
+    silent = dict.fromkeys(hook_points(hooked_units(model)))
+
+    def see(name: str, activation: Tensor) -> None:
+        silent.pop(name, None)
+        read(name, activation)
+
+    with torch.no_grad(), Handle(model, {name: partial(see, name) for name in silent}):
         model(**inputs)
+    if silent:
+        raise HcLensError(
+            f"expected the hook points {list(silent)[:3]} to fire, they did not; does the model run its "
+            "blocks through TransformerLens hooks?"
+        )

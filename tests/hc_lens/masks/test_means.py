@@ -118,6 +118,13 @@ def test_no_batches_are_an_error(hooked):
         hc.collect_means(hooked, [], progress=False)
 
 
+def test_a_model_that_does_not_run_its_hooks_is_an_error(hooked, monkeypatch):
+    batches = random_batches(hooked)
+    monkeypatch.setattr(hooked, "forward", lambda *_, **__: None)
+    with pytest.raises(hc.HcLensError, match=r"blocks.0.attn.hook_z.* to fire, they did not"):
+        hc.collect_means(hooked, batches)
+
+
 def test_an_unknown_kind_of_mean_is_an_error(hooked):
     with pytest.raises(hc.HcLensError, match=r"by among \['token', 'position'\], got 'row'"):
         # Without the type checker of the tests, which would be first to refuse it.
