@@ -100,6 +100,6 @@ def read_units(
         model(**inputs)
     if silent:
         raise HcLensError(
-            f"expected the hook points {list(silent)[:3]} to fire, they did not; does the model run its "
-            "blocks through TransformerLens hooks?"
+            f"expected the hook points {list(silent)[:3]} to fire, they did not; does the model "
+            "run its blocks through TransformerLens hooks?"
         )
