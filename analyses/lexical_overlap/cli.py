@@ -44,8 +44,13 @@ def run(settings: Settings, work: Work) -> None:
     work.reads(rows.name, rows.fingerprint, f"{rows.n_rows} rows")
     if not work.begin(highest):
         return
-    chosen = {"n_bootstrap": settings.n_bootstrap, "seed": settings.seed}
-    table = scores(model, rows, **chosen, progress=work.progress)
+    table = scores(
+        model,
+        rows,
+        n_bootstrap=settings.n_bootstrap,
+        seed=settings.seed,
+        progress=work.progress,
+    )
 
     def draw(folder: Path) -> None:
         figure(table, mark=settings.mark).savefig(folder / "heads.png", dpi=150)
