@@ -36,6 +36,9 @@ class Model(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights by name."""
 
+    def modules(self) -> Iterator[nn.Module]:
+        """The model and all its parts."""
+
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         """The logits."""
 
