@@ -2,6 +2,9 @@
 
     python docs/benchmarks/same_numbers.py --before OTHER_CHECKOUT --after .
 
+With --demo, the other checkout needs an environment in which it is installed: --python names its
+Python.
+
 1. In each checkout, in a process of its own with one torch thread, run the same small workload from
    fixed seeds: evaluation, importance, scan, sweep, fine-tuning, attention, super-additivity,
    composition and extractive scores, and the demo with --demo.
@@ -22,9 +25,15 @@ import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:
+    from transformer_lens import HookedTransformer
+
+    from analyses.extractive import FactSet
 
 FULL_NAMES = {"none": "full", "None": "full"}
 """What the full model is called in some tables, and its one name."""
@@ -130,6 +139,37 @@ def analysis_tables(folder: Path):
     )
     for name, table in extractive.study([0], desk, progress=False).items():
         yield f"extractive, {name}", table
+    world = extractive.World.invented(0, n_cities=4, n_people=20)
+    facts = extractive.first_hop(world, n_cities=4)
+    asked = facts.implications, facts.implication_options
+    models = [double_model(facts, seed) for seed in (0, 1)]
+    for method in ("linear", "exact"):
+        chosen = configured(extractive, "ScoreConfig", method=method, n_counterfactuals=2)
+        yield (
+            f"extractive, {method} scores in float64",
+            extractive.scores(*models, *asked, **chosen, progress=False),
+        )
+
+
+def double_model(facts: FactSet, seed: int) -> HookedTransformer:
+    """A random language model in float64 that knows the words of some facts."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformers import PreTrainedTokenizerFast
+
+    texts = [f"{q.prompt} {q.answer}" for q in (*facts.facts, *facts.implications)]
+    words = ["<pad>", *sorted({word for text in texts for word in text.split()})]
+    level = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<pad>"))
+    level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    sizes = {"n_layers": 3, "d_model": 24, "n_heads": 3, "d_head": 8, "d_mlp": 48, "n_ctx": 16}
+    cfg = HookedTransformerConfig(
+        **sizes, d_vocab=len(words), act_fn="gelu", seed=seed, device="cpu", dtype=torch.float64
+    )
+    model = HookedTransformer(cfg, move_to_device=False)
+    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=level, pad_token="<pad>")
+    model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = False
+    return model.eval()
 
 
 def configured(module: ModuleType, name: str, **settings: object) -> dict[str, object]:
@@ -196,6 +236,7 @@ def main() -> None:
     """Run both checkouts and print one line for each table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the older checkout")
+    parser.add_argument("--python", default=sys.executable, help="Python to run the older one with")
     parser.add_argument("--after", type=Path, default=Path("."), help="the newer checkout")
     parser.add_argument("--kept", type=Path, help="folder to keep the tables of both in")
     parser.add_argument("--demo", action="store_true", help="also run the demo in both")
@@ -207,9 +248,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         kept = (given.kept or Path(scratch)).absolute()
-        for side, checkout in (("before", given.before), ("after", given.after)):
+        sides = (("before", given.before, given.python), ("after", given.after, sys.executable))
+        for side, checkout, python in sides:
             if not list((kept / side).glob("*.parquet")):
-                command = [sys.executable, __file__, "--write", str(kept / side)]
+                command = [python, __file__, "--write", str(kept / side)]
                 env = {**os.environ, "PYTHONPATH": str(checkout.absolute()), "OMP_NUM_THREADS": "1"}
                 extra = ["--demo"] if given.demo else []
                 subprocess.run([*command, *extra], cwd=checkout, env=env, check=True)
