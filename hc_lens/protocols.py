@@ -1,6 +1,6 @@
 """What hc_lens asks of a model and of batches: the least that its functions rely on.
 
-`Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, whoever loaded it;
+`Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, however it was loaded;
 `LanguageModel` one with a logit for every token of its vocabulary. `BatchLike` and `BatchesLike`
 are `hc.Batch` and `hc.Batches`, or a user's own with the same parts. All are protocols, so that a
 module can name them without importing TransformerLens, which takes seconds.

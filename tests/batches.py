@@ -41,8 +41,8 @@ class Batches(list):
 def random_batches(model, lengths=((9, 5, 2), (7, 7)), side: str = "right", seed: int = 0):
     """Batches of random ids, one per tuple of row lengths."""
     batches, start = Batches(), 0
-    for place, rows in enumerate(lengths):
-        made = tiny.tiny_inputs(model.pad_token_id or 0, side, rows, seed=seed + place)
+    for index, rows in enumerate(lengths):
+        made = tiny.tiny_inputs(model.pad_token_id or 0, side, rows, seed=seed + index)
         inputs = {"input": made["input_ids"], mask_name(model): made["attention_mask"]}
         inputs = {name: tensor.to(model.cfg.device) for name, tensor in inputs.items()}
         ids = torch.arange(start, start + len(rows))

@@ -93,7 +93,7 @@ class LayerRun:
     k: PerHead
     v: PerHead
     z: PerHead
-    """The heads' outputs as the layer goes on with them."""
+    """The heads' outputs, as the rest of the layer reads them."""
     attention: Resid
     """What the heads write together."""
     before_mlp: Resid
@@ -101,7 +101,7 @@ class LayerRun:
     mlp_in: Resid
     """What the MLP reads if it is not patched."""
     mlp_out: Resid
-    """What the MLP writes, as the layer goes on with it."""
+    """What the MLP writes, as the stream takes it up."""
     out: Resid
     """The stream behind the layer, before a post-norm encoder's last norm."""
     behind: Resid

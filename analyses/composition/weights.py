@@ -10,7 +10,7 @@
 4. ``baseline`` is the mean score of two matrices with the singular values of S and R and random
    orthogonal bases. Only the overlap O of the two bases matters:
    ``|S R|^2 = sum_ij sigma_i^2 O_ij^2 rho_j^2``, so all pairs share the draws of O.
-5. ``mlps=True`` adds paths through one MLP: S goes on as ``S W_in diag(g) W_out`` with g the MLP's
+5. ``mlps=True`` adds paths through one MLP: S becomes ``S W_in diag(g) W_out`` with g the MLP's
    mean activation gradient on the data; the column `via` names the MLP.
 """
 

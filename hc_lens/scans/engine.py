@@ -5,7 +5,7 @@
    sets share all work up to the first layer in which their parts differ.
 2. At each layer a node splits into one child per distinct part. The children share the node's
    attention; those that remove something are followed to the last layer first, so that few streams
-   are alive at once; then the child that removes nothing goes on.
+   are alive at once; then the child that removes nothing is continued.
 3. Children are stacked along the batch as far as the memory allows. On a processor only up to some
    hundred tokens: beyond that a larger stack is no faster.
 4. The last layer runs at the read positions alone. A replacement that depends on the activation

@@ -155,7 +155,7 @@ def perform(task: Task) -> dict[str, Any]:
         name_checkpoint(store, task.checkpoint, fingerprint(loaded.model))
         loaded.prepare(store)
         return {"inputs": loaded.inputs}
-    except Exception as error:  # whatever a run dies of, the others go on
+    except Exception as error:  # one failed run does not stop the others
         if is_full(error) and not isinstance(error, HcLensError):
             error = failed(task.store, error)
         kind = "store" if isinstance(error, RecordsError) else "error"

@@ -1,4 +1,4 @@
-"""A worker process of a sweep (`hc_lens.sweeps.engines.Local`): one task and one outcome a line.
+"""A worker process of a sweep (`hc_lens.sweeps.engines.Local`): one task or outcome per line.
 
 1. Tasks come on the standard input, outcomes go to what was the standard output, both as JSON;
    anything that a library prints goes to the error stream.

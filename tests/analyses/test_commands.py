@@ -39,7 +39,7 @@ def test_super_additivity_writes_its_tables_and_figure(call, tmp_path):
     table = pd.read_csv(tmp_path / "s" / "table.csv")
     assert table["set"].tolist() == ["L0.H0+L1.H2"]
     assert (tmp_path / "s" / "set-0.png").is_file()
-    assert {"layout.csv", "minimal.csv"} <= {place.name for place in (tmp_path / "s").iterdir()}
+    assert {"layout.csv", "minimal.csv"} <= {path.name for path in (tmp_path / "s").iterdir()}
     assert read_settings(tmp_path / "s" / "command.toml")["command"] == "analyse superadditive"
 
 
@@ -58,7 +58,7 @@ def test_lexical_overlap_shows_the_highest_heads_and_writes_all(call, tmp_path):
     overlap = table.loc[table["score"] == "overlap"].sort_values("value", ascending=False)
     shown = [line.split()[0] for line in done.stdout.splitlines()[1:9]]
     assert shown == overlap["unit"].tolist()
-    assert {"heads.png", "maps.png"} <= {place.name for place in (tmp_path / "l").iterdir()}
+    assert {"heads.png", "maps.png"} <= {path.name for path in (tmp_path / "l").iterdir()}
 
 
 def test_lexical_overlap_of_other_rows_under_the_same_name_is_refused(call, tmp_path):

@@ -117,14 +117,14 @@ def loop_words(model, texts: tuple[str, str]) -> tuple[list[int], list[int], lis
     sentences: list[int] = []
     words: list[str] = []
     word_ids: list[int] = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name[0] in "[<":
             sentences.append(-1)
             word_ids.append(-1)
             continue
         seen = sum(sentence >= 0 for sentence in sentences)
         sentences.append(int(seen >= n_first))
-        if seen in (0, n_first) or begins_word(name, names[place - 1], "[CLS]" not in names):
+        if seen in (0, n_first) or begins_word(name, names[index - 1], "[CLS]" not in names):
             words.append("")
         words[-1] += name.removeprefix("##").replace("Ġ", "")
         word_ids.append(len(words) - 1)

@@ -27,8 +27,8 @@ def rows_with(drops: dict[str, list[int]], n: int, case: str = "swap") -> ScanRo
     """A scan in which the full model is always right and each set is wrong on the given rows."""
     sets = ("full", *drops)
     correct = np.ones((len(sets), n), dtype=bool)
-    for place, wrong in enumerate(drops.values(), start=1):
-        correct[place, wrong] = False
+    for index, wrong in enumerate(drops.values(), start=1):
+        correct[index, wrong] = False
     frame = pd.DataFrame({"dataset": "hans", "case": case, "row": range(n), "label": 0})
     zeros = np.zeros(correct.shape)
     logit = np.where(correct, 2.0, -1.0)

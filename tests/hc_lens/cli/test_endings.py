@@ -120,5 +120,5 @@ def test_ctrl_c_in_the_middle_of_a_process(read, tmp_path):
     assert (process.returncode, shown) == (130, "")
     assert said.count("\n") == 1
     assert said.startswith("hc-lens: stopped")
-    found = {place.name for place in (tmp_path / "x").iterdir()}
+    found = {path.name for path in (tmp_path / "x").iterdir()}
     assert found - {".unfinished"} == {"command.toml", "means.safetensors", "records.json"}

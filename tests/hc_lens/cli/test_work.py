@@ -49,7 +49,7 @@ def test_a_folder_of_something_else_is_refused(means, tmp_path):
     told = f"expected a new folder, got {tmp_path / 'm'} with ['mine.txt']"
     assert told in done.stderr
     assert "or pass --force to write over it" in done.stderr
-    assert [place.name for place in (tmp_path / "m").iterdir()] == ["mine.txt"]
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["mine.txt"]
 
 
 def test_a_folder_of_another_model_under_the_same_name_is_refused(
