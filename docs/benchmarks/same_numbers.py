@@ -2,8 +2,8 @@
 
     python docs/benchmarks/same_numbers.py --before OTHER_CHECKOUT --after .
 
-With --demo, the other checkout needs an environment in which it is installed: --python names its
-Python.
+A checkout's own environment, ``.venv``, is used if it has one: with --demo the other checkout needs
+one, in which it is installed.
 
 1. In each checkout, in a process of its own with one torch thread, run the same small workload from
    fixed seeds: evaluation, importance, scan, sweep, fine-tuning, attention, super-additivity,
@@ -236,7 +236,6 @@ def main() -> None:
     """Run both checkouts and print one line for each table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the older checkout")
-    parser.add_argument("--python", default=sys.executable, help="Python to run the older one with")
     parser.add_argument("--after", type=Path, default=Path("."), help="the newer checkout")
     parser.add_argument("--kept", type=Path, help="folder to keep the tables of both in")
     parser.add_argument("--demo", action="store_true", help="also run the demo in both")
@@ -248,10 +247,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         kept = (given.kept or Path(scratch)).absolute()
-        sides = (("before", given.before, given.python), ("after", given.after, sys.executable))
-        for side, checkout, python in sides:
+        for side, checkout in (("before", given.before), ("after", given.after)):
             if not list((kept / side).glob("*.parquet")):
-                command = [python, __file__, "--write", str(kept / side)]
+                own = checkout.absolute() / ".venv" / "bin" / "python"
+                python = str(own) if own.exists() else sys.executable
+                command = [python, str(Path(__file__).absolute()), "--write", str(kept / side)]
                 env = {**os.environ, "PYTHONPATH": str(checkout.absolute()), "OMP_NUM_THREADS": "1"}
                 extra = ["--demo"] if given.demo else []
                 subprocess.run([*command, *extra], cwd=checkout, env=env, check=True)
