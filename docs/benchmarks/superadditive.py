@@ -36,6 +36,7 @@ from analyses.superadditive import (
     screen,
     subsets,
 )
+from hc_lens.models.loading import HookedModel
 from hc_lens.scans.scan import ScanRows, scan_rows
 from hc_lens.units import as_units, pairs
 
@@ -71,6 +72,19 @@ def search(model, hard, means, heads: list[str], half: np.ndarray) -> pd.DataFra
     return table.assign(p_holm=holm(table["p"].to_numpy()))
 
 
+def read(args: argparse.Namespace) -> tuple[HookedModel, hc.Batches, hc.Means]:
+    """The model, its rows out of domain and its means: those given, or the organism's."""
+    if args.model:
+        model = hc.load(args.model)
+        batches = hc.Task.named("hans", args.path).batches(model, limit=args.rows)
+        train = hc.Task.named("mnli", args.train).batches(model, limit=TRAIN_ROWS, max_length=128)
+    else:
+        model = hc.organism.load()
+        batches = hc.organism.task("ood").batches(model, limit=args.rows)
+        train = hc.organism.task().batches(model, "train", limit=TRAIN_ROWS)
+    return model, batches, hc.collect_means(model, train, progress=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Super-additive ablation and the pair screen.")
     parser.add_argument("--model", help="a checkpoint; the organism by default")
@@ -85,17 +99,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     pd.set_option("display.width", 160, "display.max_columns", 40, "display.max_rows", 200)
-    if args.model:
-        model = hc.load(args.model)
-        batches = hc.Task.named("hans", args.path).batches(model, limit=args.rows)
-        train = hc.Task.named("mnli", args.train).batches(model, limit=TRAIN_ROWS, max_length=128)
-    else:
-        from hc_lens import organism
-
-        model = organism.load()
-        batches = organism.task("ood").batches(model, limit=args.rows)
-        train = organism.task().batches(model, "train", limit=TRAIN_ROWS)
-    means = hc.collect_means(model, train, progress=False)
+    model, batches, means = read(args)
     cases = adversarial(batches)
     hard = batches.of_cases(*cases)
     heads = [(head,) for head in hc.UnitSpace.of(model).heads]
