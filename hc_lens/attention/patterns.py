@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import TypedDict, cast
 
@@ -29,7 +28,7 @@ from hc_lens.data.batches import Batch, Batches, sample
 from hc_lens.data.labels import NO_LABEL
 from hc_lens.data.task import Task
 from hc_lens.errors import HcLensError, check_count
-from hc_lens.masks.hooks import Handle
+from hc_lens.masks.hooks import observe
 from hc_lens.models.inputs import Side, Text, encode, tokenizer_of
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
@@ -162,19 +161,12 @@ def visit(model: Model, batch: BatchLike, see: See, layers: Iterable[int] | None
     """
     wanted = range(UnitSpace.of(model).n_layers) if layers is None else layers
     layer_of = {f"blocks.{layer}.attn.hook_pattern": layer for layer in wanted}
-    silent = dict(layer_of)
-
-    def read(name: str, pattern: Tensor) -> None:
-        silent.pop(name, None)
-        see(layer_of[name], pattern)
-
-    known = getattr(model, "hook_dict", {})
-    edits = {name: partial(read, name) for name in layer_of if name in known}
-    with torch.no_grad(), Handle(model, edits):
-        model(**batch.inputs)
+    silent = observe(
+        model, batch.inputs, layer_of, lambda name, pattern: see(layer_of[name], pattern)
+    )
     if silent:
         raise HcLensError(
-            f"expected the hook points {[*silent][:3]} to fire, they did not; the model computes "
+            f"expected the hook points {silent[:3]} to fire, they did not; the model computes "
             "its attention without a pattern (fused attention) or has no such hook points: load it "
             "with hc.load, or with attn_implementation='eager'"
         )

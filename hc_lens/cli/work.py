@@ -358,11 +358,13 @@ def _text(value: Any) -> str:
 @contextmanager
 def quiet_reading(progress: bool) -> Iterator[None]:
     """Keep the progress bars of ``datasets`` off a stream that is no terminal."""
+    if progress:
+        yield
+        return
     import datasets
 
     hidden = datasets.are_progress_bars_disabled()
-    if not progress:
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()
     try:
         yield
     finally:

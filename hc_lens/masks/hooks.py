@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -86,20 +86,36 @@ class Handle:
         self.detach()
 
 
+def observe(
+    model: Model,
+    inputs: Mapping[str, Tensor],
+    names: Iterable[str],
+    see: Callable[[str, Tensor], None],
+) -> list[str]:
+    """Run the model; `see` gets the name and the activation of each hook point that fires.
+
+    Gives the names of those that did not, also because the model has no such hook point.
+    """
+    silent = dict.fromkeys(names)
+
+    def read(name: str, activation: Tensor) -> None:
+        silent.pop(name, None)
+        see(name, activation)
+
+    known = getattr(model, "hook_dict", {})
+    edits = {name: partial(read, name) for name in silent if name in known}
+    with torch.no_grad(), Handle(model, edits):
+        model(**inputs)
+    return list(silent)
+
+
 def read_units(
     model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
 ) -> None:
     """Run the model; `read` gets the name and the activation of each hook point of the units."""
-    silent = dict.fromkeys(hook_points(hooked_units(model)))
-
-    def see(name: str, activation: Tensor) -> None:
-        silent.pop(name, None)
-        read(name, activation)
-
-    with torch.no_grad(), Handle(model, {name: partial(see, name) for name in silent}):
-        model(**inputs)
+    silent = observe(model, inputs, hook_points(hooked_units(model)), read)
     if silent:
         raise HcLensError(
-            f"expected the hook points {list(silent)[:3]} to fire, they did not; does the model "
-            "run its blocks through TransformerLens hooks?"
+            f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
+            "blocks through TransformerLens hooks?"
         )
