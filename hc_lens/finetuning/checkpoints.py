@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from hc_lens.errors import HcLensError, first_line
-from hc_lens.models.loading import read_tokenizer
+from hc_lens.models.loading import read_tokenizer, with_pad
 from hc_lens.models.quiet import quiet
 from hc_lens.records import Records, table_bytes
 
@@ -68,12 +68,10 @@ def trainable(
         raise HcLensError(
             f"expected a tokenizer beside a {type(source).__name__}, got none; pass tokenizer=..."
         )
-    tokenizer = copy.deepcopy(tokenizer)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    padding = with_pad(tokenizer)
     if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
-    return model, tokenizer
+        model.config.pad_token_id = padding.pad_token_id
+    return model, padding
 
 
 def _read(source: str | Path, labels: Sequence[str]) -> PreTrainedModel:

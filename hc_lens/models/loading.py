@@ -177,6 +177,14 @@ def read_tokenizer(source: str | Path) -> Any:
         ) from error
 
 
+def with_pad(tokenizer: Any) -> Any:
+    """A copy of a tokenizer that pads, with its end-of-text token if it has no pad token."""
+    tokenizer = copy.deepcopy(tokenizer)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
     """A source as Hugging Face takes it: a Hub id, or a folder that has one of the files."""
     folder = Path(source).expanduser()
@@ -198,9 +206,7 @@ def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
 
 def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str] | None) -> None:
     """Give the model its tokenizer, pad id, labels and fingerprint."""
-    tokenizer = copy.deepcopy(tokenizer)
-    if tokenizer is not None and tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = None if tokenizer is None else with_pad(tokenizer)
     if isinstance(model, HookedTransformer):
         # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
         puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
