@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hc_lens.finetuning.config import FinetuneConfig as FinetuneConfig
     from hc_lens.finetuning.train import finetune as finetune
 
+    import hc_lens.analyses as analyses
     import hc_lens.organism as organism
     import hc_lens.show as show
 

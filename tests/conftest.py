@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 import tests.typecheck  # noqa: F401
 
-install_import_hook(["hc_lens", "analyses"], "tests.typecheck.check")
+install_import_hook("hc_lens", "tests.typecheck.check")
 
 import hc_lens as hc  # noqa: E402
 from tests import tiny  # noqa: E402

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("hc_lens", "analyses")
+ANALYSES = "hc_lens.analyses"
 LONGEST = 60
 """Most lines of a function, its docstring included."""
 MOST_PARAMETERS = 8
@@ -44,8 +45,9 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def module_of(path: str) -> str:
-    """The dotted name of a file."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    """The dotted name of a file; the analyses are imported as a part of the instrument."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"hc_lens.{name}" if name.split(".")[0] == "analyses" else name
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -104,8 +106,8 @@ def test_the_instrument_never_imports_the_analyses():
     wrong = {
         name: found
         for name, targets in graph().items()
-        if name.startswith("hc_lens")
-        if (found := [target for target in targets if target.startswith("analyses")])
+        if not name.startswith(ANALYSES)
+        if (found := [target for target in targets if target.startswith(ANALYSES)])
     }
     assert wrong == {}
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from hc_lens.lazy import exports
 
 if TYPE_CHECKING:
-    from analyses.composition.config import TraceConfig
-    from analyses.composition.exact import edge_effects, joint_effects
-    from analyses.composition.figures import figure
-    from analyses.composition.gradient import agreement, edge_attribution
-    from analyses.composition.receivers import Receiver
-    from analyses.composition.tracing import Trace, trace
-    from analyses.composition.weights import weight_scores
+    from hc_lens.analyses.composition.config import TraceConfig
+    from hc_lens.analyses.composition.exact import edge_effects, joint_effects
+    from hc_lens.analyses.composition.figures import figure
+    from hc_lens.analyses.composition.gradient import agreement, edge_attribution
+    from hc_lens.analyses.composition.receivers import Receiver
+    from hc_lens.analyses.composition.tracing import Trace, trace
+    from hc_lens.analyses.composition.weights import weight_scores
 
 __getattr__, __dir__ = exports(__name__, __file__)

@@ -6,13 +6,13 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analyses.composition.config import TraceConfig
+from hc_lens.analyses.composition.config import TraceConfig
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 from hc_lens.data.specs import ORGANISM
 
 if TYPE_CHECKING:
-    from analyses.composition.tracing import Trace
+    from hc_lens.analyses.composition.tracing import Trace
 
 
 @options.changes(TraceConfig, "limit")
@@ -69,7 +69,7 @@ def run(settings: Settings, work: Work) -> None:
     """Who reads the core heads: the edges from them, exactly, by gradient and by weights."""
     import torch
 
-    from analyses.composition.tracing import trace
+    from hc_lens.analyses.composition.tracing import trace
 
     if settings.threads:
         torch.set_num_threads(settings.threads)

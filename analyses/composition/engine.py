@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 from tqdm.auto import tqdm
 
-from analyses.composition.config import Norms
-from analyses.composition.passes import Direct, JointPass, Pass, check_supported
-from analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
+from hc_lens.analyses.composition.config import Norms
+from hc_lens.analyses.composition.passes import Direct, JointPass, Pass, check_supported
+from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Mlp, PerHead, Resid, repeated
 from hc_lens.errors import check_choice
 from hc_lens.masks.replacements import Source, as_source

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.config import Norms
-from analyses.composition.engine import PathEngine
-from analyses.composition.passes import Pass
-from analyses.composition.receivers import Heard, Receiver, Sender, as_receivers, as_senders
+from hc_lens.analyses.composition.config import Norms
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.passes import Pass
+from hc_lens.analyses.composition.receivers import Heard, Receiver, Sender, as_receivers, as_senders
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.replacements import Source
 from hc_lens.metrics import ACCURACY, AGREEMENT, KL, LOGIT, MARGIN, Totals, over_cases, row_metrics

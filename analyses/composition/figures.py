@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from analyses.composition.receivers import CLASSIFIER
-from analyses.style import BLUE, GREEN, GREY, PALE, RED, legend, panels
+from hc_lens.analyses.composition.receivers import CLASSIFIER
+from hc_lens.analyses.style import BLUE, GREEN, GREY, PALE, RED, legend, panels
 from hc_lens.errors import check_count
 from hc_lens.units import Unit
 
 if TYPE_CHECKING:
-    from analyses.composition.tracing import Trace
+    from hc_lens.analyses.composition.tracing import Trace
 
 COLOURS = {"q": BLUE, "k": RED, "v": GREEN, "mlp": GREY, CLASSIFIER: "black"}
 """Colours of the kinds."""

@@ -25,11 +25,17 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from analyses.composition.config import Norms
-from analyses.composition.engine import PathEngine
-from analyses.composition.exact import ATTRIBUTION, EDGE, edge_keys
-from analyses.composition.passes import Direct, How, Input, LayerRun, Output, Pass
-from analyses.composition.receivers import INPUTS, Receiver, Sender, as_receivers, as_senders
+from hc_lens.analyses.composition.config import Norms
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.exact import ATTRIBUTION, EDGE, edge_keys
+from hc_lens.analyses.composition.passes import Direct, How, Input, LayerRun, Output, Pass
+from hc_lens.analyses.composition.receivers import (
+    INPUTS,
+    Receiver,
+    Sender,
+    as_receivers,
+    as_senders,
+)
 from hc_lens.errors import HcLensError, check_count
 from hc_lens.masks.replacements import Source
 from hc_lens.metrics import Totals, log_odds, over_cases

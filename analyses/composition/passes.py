@@ -33,7 +33,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
+from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import mlp_name, z_name

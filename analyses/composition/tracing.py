@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.composition.config import TraceConfig
-from analyses.composition.exact import (
+from hc_lens.analyses.composition.config import TraceConfig
+from hc_lens.analyses.composition.exact import (
     ALL,
     EDGE,
     MEASURES,
@@ -30,10 +30,17 @@ from analyses.composition.exact import (
     joint_effects,
     strongest,
 )
-from analyses.composition.figures import figure
-from analyses.composition.gradient import agreement, edge_attribution
-from analyses.composition.receivers import INPUTS, WHOLE, Heard, Receiver, Sender, reads_after
-from analyses.composition.weights import weight_scores
+from hc_lens.analyses.composition.figures import figure
+from hc_lens.analyses.composition.gradient import agreement, edge_attribution
+from hc_lens.analyses.composition.receivers import (
+    INPUTS,
+    WHOLE,
+    Heard,
+    Receiver,
+    Sender,
+    reads_after,
+)
+from hc_lens.analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.metrics import KL, over_cases

@@ -25,9 +25,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analyses.composition.engine import PathEngine
-from analyses.composition.passes import Pass
-from analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, as_senders, reads_after
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.passes import Pass
+from hc_lens.analyses.composition.receivers import (
+    CLASSIFIER,
+    INPUTS,
+    Receiver,
+    as_senders,
+    reads_after,
+)
 from hc_lens.blocks import Mlp, Norm, Resid
 from hc_lens.errors import HcLensError, check_count
 from hc_lens.models.classifiers import EncoderClassifier

@@ -14,7 +14,8 @@ Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
 5. Flags say when the number is not what it seems: a model at its *floor*, for one, does no better
    than chance, and then a subnetwork that knows nothing is faithful.
 
-It reads any tables of runs and full models as in `analyses.tables`: those of a sweep, or others.
+It reads any tables of runs and full models as in `hc_lens.analyses.tables`: those of a
+sweep, or others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from analyses.tables import RUN, FullModels, full_table, run_table, with_full
+from hc_lens.analyses.tables import RUN, FullModels, full_table, run_table, with_full
 from hc_lens.errors import HcLensError, check_choice
 
 Average = Literal["seeds-first", "seeds-last"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from analyses.effective_size import SizeConfig, effective_size
+from hc_lens.analyses.effective_size import SizeConfig, effective_size
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 
@@ -37,7 +37,7 @@ class Settings:
 
 def run(settings: Settings, work: Work) -> None:
     """Effective size of each checkpoint in domain, out of domain and mixed (arXiv 2403.03942)."""
-    from analyses.effective_size.figures import figure
+    from hc_lens.analyses.effective_size.figures import figure
 
     labels = {settings.id_name: settings.id_labels, settings.ood_name: settings.ood_labels}
     config = SizeConfig(

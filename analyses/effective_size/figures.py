@@ -1,4 +1,4 @@
-"""The figure of a table of `analyses.effective_size`.
+"""The figure of a table of `hc_lens.analyses.effective_size`.
 
 `figure` is Figure 6 of Bhaskar, Friedman and Chen (2024): the effective size along training, a line
 for each target, above the full model's accuracy. A hollow mark is a size with a flag: at the grid's
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.style import BLUE, GREEN, RED, legend, panels
+from hc_lens.analyses.style import BLUE, GREEN, RED, legend, panels
 from hc_lens.errors import HcLensError
 
 STYLES = {

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from hc_lens.lazy import exports
 
 if TYPE_CHECKING:
-    from analyses.extractive.scoring import scores as scores
-    from analyses.extractive.experiments import (
+    from hc_lens.analyses.extractive.scoring import scores as scores
+    from hc_lens.analyses.extractive.experiments import (
         out_of_context as out_of_context,
         freezing as freezing,
         ordering as ordering,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         train as train,
         mean_rank as mean_rank,
     )
-    from analyses.extractive.desk import study as study
-    from analyses.extractive.figures import heat_maps as heat_maps, rank_bars as rank_bars
-    from analyses.extractive.facts import (
+    from hc_lens.analyses.extractive.desk import study as study
+    from hc_lens.analyses.extractive.figures import heat_maps as heat_maps, rank_bars as rank_bars
+    from hc_lens.analyses.extractive.facts import (
         FactSet as FactSet,
         World as World,
         first_hop as first_hop,
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
         invented_relation as invented_relation,
         named_set as named_set,
     )
-    from analyses.extractive.settings import (
+    from hc_lens.analyses.extractive.settings import (
         ScoreConfig as ScoreConfig,
         TrainConfig as TrainConfig,
         DeskConfig as DeskConfig,
     )
-    from analyses.extractive.prompts import Question as Question, align as align
-    from analyses.extractive.models import (
+    from hc_lens.analyses.extractive.prompts import Question as Question, align as align
+    from hc_lens.analyses.extractive.models import (
         graft as graft,
         parameters as parameters,
         with_weights as with_weights,

@@ -6,7 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from analyses.extractive.settings import DeskConfig, ScoreConfig, SetName, TrainConfig
+from hc_lens.analyses.extractive.settings import DeskConfig, ScoreConfig, SetName, TrainConfig
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 from hc_lens.errors import HcLensError
@@ -16,7 +16,7 @@ from hc_lens.settings import plain_value
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analyses.extractive.facts import FactSet
+    from hc_lens.analyses.extractive.facts import FactSet
 
 
 @options.changes(ScoreConfig, "seed")
@@ -42,7 +42,7 @@ class Facts:
 
     def read(self, seed: int) -> tuple[FactSet, FactSet | None]:
         """The facts, and their counterfactual twins where there are any."""
-        from analyses.extractive.facts import named_set
+        from hc_lens.analyses.extractive.facts import named_set
 
         chosen, twin = named_set(self.path or self.data, seed)
         return chosen, named_set(self.counterfactual, seed)[0] if self.counterfactual else twin
@@ -95,7 +95,7 @@ def run(settings: Settings, work: Work) -> None:
 
 
 def _demo(settings: Settings, work: Work) -> None:
-    from analyses.extractive.desk import report, save, study
+    from hc_lens.analyses.extractive.desk import report, save, study
 
     work.out = work.out or Path("extractive-demo")
     if work.begin():
@@ -106,9 +106,9 @@ def _demo(settings: Settings, work: Work) -> None:
 
 
 def _scores(settings: Settings, work: Work) -> None:
-    from analyses.extractive.figures import heat_maps
-    from analyses.extractive.models import language_model
-    from analyses.extractive.scoring import scores
+    from hc_lens.analyses.extractive.figures import heat_maps
+    from hc_lens.analyses.extractive.models import language_model
+    from hc_lens.analyses.extractive.scoring import scores
     from hc_lens.models.fingerprint import fingerprint
 
     if not settings.before or not settings.after:
@@ -141,8 +141,8 @@ def by_component(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _experiment(settings: Settings, work: Work) -> None:
-    from analyses.extractive import experiments
-    from analyses.extractive.models import language_model
+    from hc_lens.analyses.extractive import experiments
+    from hc_lens.analyses.extractive.models import language_model
     from hc_lens.models.fingerprint import fingerprint
 
     if not settings.before:

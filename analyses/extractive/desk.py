@@ -28,8 +28,14 @@ from tqdm.auto import tqdm
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers import PreTrainedTokenizerFast
 
-from analyses.extractive.experiments import freezing, grafting, ordering, train, train_phases
-from analyses.extractive.facts import (
+from hc_lens.analyses.extractive.experiments import (
+    freezing,
+    grafting,
+    ordering,
+    train,
+    train_phases,
+)
+from hc_lens.analyses.extractive.facts import (
     LIVES_IN,
     MAYOR_BY,
     MAYOR_OF,
@@ -39,10 +45,10 @@ from analyses.extractive.facts import (
     invented_relation,
     second_hop,
 )
-from analyses.extractive.figures import heat_maps, rank_bars
-from analyses.extractive.prompts import Question
-from analyses.extractive.scoring import scores
-from analyses.extractive.settings import DeskConfig, Method, ScoreConfig
+from hc_lens.analyses.extractive.figures import heat_maps, rank_bars
+from hc_lens.analyses.extractive.prompts import Question
+from hc_lens.analyses.extractive.scoring import scores
+from hc_lens.analyses.extractive.settings import DeskConfig, Method, ScoreConfig
 from hc_lens.models.quiet import quiet
 from hc_lens.protocols import LanguageModel
 from hc_lens.records import table_bytes

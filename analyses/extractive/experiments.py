@@ -26,10 +26,16 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from analyses.extractive.facts import FactSet
-from analyses.extractive.models import Checkpoint, graft, language_model, parameters, with_weights
-from analyses.extractive.prompts import Question, by_length, continuation, encode
-from analyses.extractive.settings import TrainConfig
+from hc_lens.analyses.extractive.facts import FactSet
+from hc_lens.analyses.extractive.models import (
+    Checkpoint,
+    graft,
+    language_model,
+    parameters,
+    with_weights,
+)
+from hc_lens.analyses.extractive.prompts import Question, by_length, continuation, encode
+from hc_lens.analyses.extractive.settings import TrainConfig
 from hc_lens.errors import HcLensError
 from hc_lens.protocols import LanguageModel
 

@@ -23,8 +23,8 @@ from typing import get_args
 
 import pandas as pd
 
-from analyses.extractive.prompts import Question
-from analyses.extractive.settings import SetName
+from hc_lens.analyses.extractive.prompts import Question
+from hc_lens.analyses.extractive.settings import SetName
 from hc_lens.errors import HcLensError, check_choice
 
 KINDS = ("fact", "implication", "fact option", "implication option")

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.extractive.settings import SCORES
-from analyses.style import BLUE, GREY, SKY, panels
+from hc_lens.analyses.extractive.settings import SCORES
+from hc_lens.analyses.style import BLUE, GREY, SKY, panels
 from hc_lens.errors import HcLensError
 
 _ROWS = {"head": "heads", "mlp": "MLPs"}

@@ -26,9 +26,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from analyses.extractive.models import Component, Site, State, parameters, sites, swap
-from analyses.extractive.prompts import Encoded
-from analyses.extractive.settings import ScoreConfig
+from hc_lens.analyses.extractive.models import Component, Site, State, parameters, sites, swap
+from hc_lens.analyses.extractive.prompts import Encoded
+from hc_lens.analyses.extractive.settings import ScoreConfig
 from hc_lens.blocks import Block, Context, Norm, PerHead, Resid, forward_mode
 from hc_lens.models.views import can_view, view
 from hc_lens.protocols import LanguageModel

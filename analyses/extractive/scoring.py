@@ -10,7 +10,7 @@
    counterfactual prompt, mean over the counterfactuals. Late are the heads, MLPs and norms of the
    blocks after C, then those of W'; the read-out stays that of W. The component queries the fact.
 5. Each comes exact (the change is made) and linear (gradients), whole or by token position; these
-   two ways are in `analyses.extractive.passes`.
+   two ways are in `hc_lens.analyses.extractive.passes`.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 3 and 4, with R for minus the loss.
 """
 
@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
-from analyses.extractive.models import (
+from hc_lens.analyses.extractive.models import (
     Checkpoint,
     Component,
     Site,
@@ -34,8 +34,17 @@ from analyses.extractive.models import (
     sites,
     writers,
 )
-from analyses.extractive.passes import Effect, Exact, Linear, Parts, Stream, Way, record, write
-from analyses.extractive.prompts import (
+from hc_lens.analyses.extractive.passes import (
+    Effect,
+    Exact,
+    Linear,
+    Parts,
+    Stream,
+    Way,
+    record,
+    write,
+)
+from hc_lens.analyses.extractive.prompts import (
     Encoded,
     Question,
     align,
@@ -45,7 +54,7 @@ from analyses.extractive.prompts import (
     encode,
     token_ids,
 )
-from analyses.extractive.settings import SCORES, Level, Score, ScoreConfig
+from hc_lens.analyses.extractive.settings import SCORES, Level, Score, ScoreConfig
 from hc_lens.protocols import LanguageModel
 
 

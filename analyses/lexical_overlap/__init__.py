@@ -18,7 +18,7 @@ Figure 9 of Bhaskar, Friedman and Chen (2024), for every head and with baselines
    hypothesis stands for the k-th word of the row's own. What a head owes to word identity is lost,
    what it owes to position stays.
 7. `low` and `high` are the 95% interval of a Poisson bootstrap over rows
-   (`analyses.statistics.poisson_weights`), which needs no more memory for more rows.
+   (`hc_lens.analyses.statistics.poisson_weights`), which needs no more memory for more rows.
 8. A head has a `role` if one score clearly dominates (`role_of`).
 """
 
@@ -37,8 +37,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from analyses.lexical_overlap.figures import figure, heat_maps
-from analyses.statistics import poisson_weights
+from hc_lens.analyses.lexical_overlap.figures import figure, heat_maps
+from hc_lens.analyses.statistics import poisson_weights
 from hc_lens.attention.patterns import WordBatch, WordBatches, visit
 from hc_lens.attention.words import NONE, Words
 from hc_lens.errors import HcLensError, check_count

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyses.lexical_overlap import figure, heat_maps, scores
+from hc_lens.analyses.lexical_overlap import figure, heat_maps, scores
 from hc_lens.attention.patterns import word_batches
 from hc_lens.cli import options
 from hc_lens.cli.work import Work

@@ -1,4 +1,4 @@
-"""Figures of a table of `analyses.lexical_overlap.scores`."""
+"""Figures of a table of `hc_lens.analyses.lexical_overlap.scores`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analyses.style import COLOURS, error_bars, legend, panels
+from hc_lens.analyses.style import COLOURS, error_bars, legend, panels
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.units import Unit
 

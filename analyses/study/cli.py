@@ -1,6 +1,6 @@
 """``hc-lens demo``, ``hc-lens study`` and ``hc-lens report``.
 
-A study keeps its own folder and continues where it stopped (`analyses.study`).
+A study keeps its own folder and continues where it stopped (`hc_lens.analyses.study`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 from dataclasses import field
 from pathlib import Path
 
-from analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig, read_settings
-from analyses.study.config import demo as demo_config
+from hc_lens.analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig, read_settings
+from hc_lens.analyses.study.config import demo as demo_config
 from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
 from hc_lens.cli.sweep import Evaluation, named_models
@@ -129,8 +129,8 @@ def study(settings: Study, work: Work) -> None:
 
 def report(settings: Report, work: Work) -> None:
     """Write the page of a finished study again."""
-    from analyses.study.steps import PAGE
-    from analyses.study.steps import report as write
+    from hc_lens.analyses.study.steps import PAGE
+    from hc_lens.analyses.study.steps import report as write
 
     work.begin(resumes=True)
     work.keep(lambda folder: write(settings.run, folder / PAGE, command=work.call.line))
@@ -138,7 +138,7 @@ def report(settings: Report, work: Work) -> None:
 
 
 def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
-    from analyses.study.steps import FACTS, run, summary
+    from hc_lens.analyses.study.steps import FACTS, run, summary
 
     page = run(
         config,

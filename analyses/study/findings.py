@@ -18,10 +18,10 @@ from typing import Any
 
 import pandas as pd
 
-from analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
-from analyses.statistics import holm
-from analyses.study.config import StudyConfig
-from analyses.study.results import Results
+from hc_lens.analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
+from hc_lens.analyses.statistics import holm
+from hc_lens.analyses.study.config import StudyConfig
+from hc_lens.analyses.study.results import Results
 from hc_lens.records import json_bytes
 from hc_lens.show.report import Fact, Part, Sentence
 

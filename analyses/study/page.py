@@ -1,7 +1,7 @@
 """The report of a study, from the files of its run folder alone.
 
-The summary says what the facts show (`analyses.study.findings`). A section for each step follows,
-with the paper's figures and the tables (`hc_lens.show.report`).
+The summary says what the facts show (`hc_lens.analyses.study.findings`). A section for
+each step follows, with the paper's figures and the tables (`hc_lens.show.report`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from importlib.metadata import version
 
 import pandas as pd
 
-from analyses import composition, superadditive
-from analyses.effective_size import figures as effective_size_figures
-from analyses.lexical_overlap import figures as lexical_overlap_figures
-from analyses.study.config import StudyConfig
-from analyses.study.findings import Facts, say
-from analyses.study.results import Results
-from analyses.subnetworks import figures as subnetworks_figures
 from hc_lens import __version__
+from hc_lens.analyses import composition, superadditive
+from hc_lens.analyses.effective_size import figures as effective_size_figures
+from hc_lens.analyses.lexical_overlap import figures as lexical_overlap_figures
+from hc_lens.analyses.study.config import StudyConfig
+from hc_lens.analyses.study.findings import Facts, say
+from hc_lens.analyses.study.results import Results
+from hc_lens.analyses.subnetworks import figures as subnetworks_figures
 from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
 PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")

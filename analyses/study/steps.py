@@ -24,12 +24,18 @@ import pandas as pd
 import torch
 
 import hc_lens as hc
-from analyses import composition, effective_size, lexical_overlap, subnetworks, superadditive
-from analyses.composition.passes import check_supported
-from analyses.study import findings
-from analyses.study.config import StudyConfig, read_settings
-from analyses.study.page import build
-from analyses.study.results import Results
+from hc_lens.analyses import (
+    composition,
+    effective_size,
+    lexical_overlap,
+    subnetworks,
+    superadditive,
+)
+from hc_lens.analyses.composition.passes import check_supported
+from hc_lens.analyses.study import findings
+from hc_lens.analyses.study.config import StudyConfig, read_settings
+from hc_lens.analyses.study.page import build
+from hc_lens.analyses.study.results import Results
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
 from hc_lens.models.fingerprint import fingerprint
@@ -123,7 +129,7 @@ def run(
     config: StudyConfig,
     out: str | Path,
     *,
-    command: str = "analyses.study.run(...)",
+    command: str = "hc_lens.analyses.study.run(...)",
     workers: int | None = None,
     progress: bool = True,
     say: Callable[[str], None] = lambda line: None,

@@ -33,8 +33,8 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.stats import hypergeom
 
-from analyses.statistics import Correlation, rank_correlation
-from analyses.tables import CELL, RUN, FullModels, with_full
+from hc_lens.analyses.statistics import Correlation, rank_correlation
+from hc_lens.analyses.tables import CELL, RUN, FullModels, with_full
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.pruning.subnetwork import Subnetwork
 
@@ -267,8 +267,8 @@ def spread(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
     """How far seeds of one sparsity lie apart (Tables 5 and 7), as fractions.
 
     Columns: checkpoint, sparsity, dataset, case, full (the full model's accuracy), min, max, mean,
-    std (over seeds, with n - 1; NaN for one seed), seeds (their number). `analyses.tables` says
-    what the tables of the runs and of the full models have.
+    std (over seeds, with n - 1; NaN for one seed), seeds (their number).
+    `hc_lens.analyses.tables` says what the tables of the runs and of the full models have.
     """
     return _summary(with_full(table, full), ["checkpoint"], ["sparsity", *CELL, "full"])
 

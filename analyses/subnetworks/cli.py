@@ -10,7 +10,7 @@ from dataclasses import field
 from itertools import combinations
 from pathlib import Path
 
-from analyses import subnetworks as analysis
+from hc_lens.analyses import subnetworks as analysis
 from hc_lens.cli import options
 from hc_lens.cli.work import Work, readable
 from hc_lens.errors import check_choice
@@ -52,7 +52,7 @@ def run(settings: Settings, work: Work) -> None:
     parts += ["\nspread over seeds", readable(spread.drop(columns="checkpoint"))]
 
     def write(folder: Path) -> None:
-        from analyses.subnetworks import figures
+        from hc_lens.analyses.subnetworks import figures
 
         counted = analysis.frequencies(chosen)
         (folder / "frequencies.csv").write_bytes(table_bytes(counted))

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.style import BLUE, LINES, PALE, RED, legend, panels, percent_axis
-from analyses.subnetworks import at_sparsity, by_sparsity, frequency_table, spearman
-from analyses.tables import CELL, FullModels, with_full
+from hc_lens.analyses.style import BLUE, LINES, PALE, RED, legend, panels, percent_axis
+from hc_lens.analyses.subnetworks import at_sparsity, by_sparsity, frequency_table, spearman
+from hc_lens.analyses.tables import CELL, FullModels, with_full
 from hc_lens.errors import HcLensError, check_choice
 
 MARKERS = "osD^vP*X"

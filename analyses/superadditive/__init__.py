@@ -3,9 +3,9 @@
 Tables 3 and 4 of Bhaskar, Friedman and Chen (2024), with intervals.
 
 1. `analyse` scans every head, some joint sets and the subsets of a pool, and makes the tables of
-   `analyses.superadditive.drops`.
+   `hc_lens.analyses.superadditive.drops`.
 2. `screen` estimates the excess of every pair of units, for models with too many pairs to measure
-   (`analyses.superadditive.interactions`).
+   (`hc_lens.analyses.superadditive.interactions`).
 3. `figure` draws one set against the sum of its members.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.statistics import holm
-from analyses.superadditive.drops import ExcessConfig, excess, layout, minimal, subsets
-from analyses.superadditive.figures import figure
-from analyses.superadditive.interactions import Screen, ScreenConfig, screen
+from hc_lens.analyses.statistics import holm
+from hc_lens.analyses.superadditive.drops import ExcessConfig, excess, layout, minimal, subsets
+from hc_lens.analyses.superadditive.figures import figure
+from hc_lens.analyses.superadditive.interactions import Screen, ScreenConfig, screen
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.protocols import BatchesLike, Model

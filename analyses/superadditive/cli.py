@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from pathlib import Path
 
-from analyses.superadditive import SuperAdditiveConfig, analyse
+from hc_lens.analyses.superadditive import SuperAdditiveConfig, analyse
 from hc_lens.cli import options
 from hc_lens.cli.work import BATCHES, Work
 from hc_lens.records import table_bytes

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from scipy.special import expit
 from scipy.stats import norm
 
-from analyses.statistics import bootstrap_means, holm
+from hc_lens.analyses.statistics import bootstrap_means, holm
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.metrics import FULL
 from hc_lens.scans.scan import ScanRows

@@ -1,4 +1,4 @@
-"""The figure of a table of `analyses.superadditive`: a set against the sum of its members."""
+"""The figure of a table of `hc_lens.analyses.superadditive`: a set against its members' sum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analyses.style import RED, SKY, error_bars, panels
+from hc_lens.analyses.style import RED, SKY, error_bars, panels
 from hc_lens.errors import check_choice
 from hc_lens.units import UnitSet, set_label
 

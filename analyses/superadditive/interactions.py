@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from tqdm.auto import tqdm
 
-from analyses.statistics import rank_correlation
-from analyses.superadditive.drops import ExcessConfig, excess
+from hc_lens.analyses.statistics import rank_correlation
+from hc_lens.analyses.superadditive.drops import ExcessConfig, excess
 from hc_lens.data.batches import Batches
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.ablate import masked

@@ -20,11 +20,11 @@ import torch
 from made_up import made_up_model, made_up_task
 
 import hc_lens as hc
-from analyses.composition import Receiver, TraceConfig, trace
-from analyses.composition.cli import summary
-from analyses.composition.engine import PathEngine
-from analyses.composition.passes import Direct
-from analyses.composition.receivers import as_receivers
+from hc_lens.analyses.composition import Receiver, TraceConfig, trace
+from hc_lens.analyses.composition.cli import summary
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.passes import Direct
+from hc_lens.analyses.composition.receivers import as_receivers
 from hc_lens.units import Unit
 
 

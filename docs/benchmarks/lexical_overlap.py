@@ -5,7 +5,7 @@
 
 Prints the heads with the highest overlap score beside chance and the permuted score, and the number
 of heads in each role. By default the model and the rows are the organism's. --core marks heads, as
-those of `analyses.subnetworks`; --out writes the table and both figures there.
+those of `hc_lens.analyses.subnetworks`; --out writes the table and both figures there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import hc_lens as hc
-from analyses import lexical_overlap
 from hc_lens import organism
+from hc_lens.analyses import lexical_overlap
 from hc_lens.attention.patterns import word_batches
 
 

@@ -21,7 +21,7 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import hc_lens as hc
-from analyses import lexical_overlap
+from hc_lens.analyses import lexical_overlap
 from hc_lens.attention.patterns import WordBatches, word_batches
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

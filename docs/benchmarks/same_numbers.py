@@ -33,7 +33,7 @@ import pandas as pd
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
-    from analyses.extractive import FactSet
+    from hc_lens.analyses.extractive import FactSet
 
 FULL_NAMES = {"none": "full", "None": "full"}
 """What the full model is called in some tables, and its one name."""
@@ -95,7 +95,11 @@ def instrument_tables(folder: Path):
 def analysis_tables(folder: Path):
     """Tables of the analyses."""
     import hc_lens as hc
-    from analyses import composition, extractive, lexical_overlap, superadditive
+
+    try:
+        from hc_lens.analyses import composition, extractive, lexical_overlap, superadditive
+    except ImportError:  # a checkout in which the analyses were a package of their own
+        from analyses import composition, extractive, lexical_overlap, superadditive
 
     model = hc.organism.load()
     inside, outside = hc.organism.task(), hc.organism.task("ood")

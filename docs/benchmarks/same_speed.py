@@ -43,7 +43,11 @@ def work() -> None:
     import torch
 
     import hc_lens as hc
-    from analyses import composition
+
+    try:
+        from hc_lens.analyses import composition
+    except ImportError:  # a checkout in which the analyses were a package of their own
+        from analyses import composition
 
     torch.set_num_threads(1)
     model = hc.organism.load()

@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 
 import hc_lens as hc
-from analyses.superadditive import (
+from hc_lens.analyses.superadditive import (
     ExcessConfig,
     ScreenConfig,
     excess,

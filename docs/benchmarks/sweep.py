@@ -23,12 +23,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analyses import subnetworks as analysis
-from analyses.effective_size import SizeConfig, compare, effective_size
-from analyses.effective_size.figures import figure as size_figure
-from analyses.subnetworks.cli import core_text, early_text
-from analyses.subnetworks.figures import frequency_scatter, sparsity_figure, spread_figure
 from hc_lens import organism
+from hc_lens.analyses import subnetworks as analysis
+from hc_lens.analyses.effective_size import SizeConfig, compare, effective_size
+from hc_lens.analyses.effective_size.figures import figure as size_figure
+from hc_lens.analyses.subnetworks.cli import core_text, early_text
+from hc_lens.analyses.subnetworks.figures import frequency_scatter, sparsity_figure, spread_figure
 from hc_lens.data.specs import DataSpec
 from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
 from hc_lens.sweeps.config import SweepConfig

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analyses.statistics import bootstrap_means, holm, poisson_weights, rank_correlation
+from hc_lens.analyses.statistics import bootstrap_means, holm, poisson_weights, rank_correlation
 
 
 def test_holm_multiplies_by_the_tests_that_are_left():
@@ -22,7 +22,7 @@ def test_bootstrap_means_spread_as_the_mean_of_the_rows_does(monkeypatch):
     assert means.mean(0) == pytest.approx(values.mean(1), abs=0.005)
     assert means.std(0) == pytest.approx(values.std(1) / math.sqrt(400), rel=0.05)
     # The same draws, however many of them are held at once.
-    monkeypatch.setattr("analyses.statistics.BLOCK", 400 * 7)
+    monkeypatch.setattr("hc_lens.analyses.statistics.BLOCK", 400 * 7)
     again = bootstrap_means(values, 4000, np.random.default_rng(1))
     np.testing.assert_allclose(again, means)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from matplotlib.collections import LineCollection
 
-from analyses.style import COLOURS, LINES, error_bars, legend, panels, percent_axis
+from hc_lens.analyses.style import COLOURS, LINES, error_bars, legend, panels, percent_axis
 
 
 def test_panels_come_row_by_row_without_a_frame_at_the_top_and_on_the_right():

@@ -10,9 +10,9 @@ from transformer_lens import HookedTransformer
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 import hc_lens as hc
-from analyses.composition.engine import PathEngine
-from analyses.composition.exact import edge_effects, joint_effects
-from analyses.composition.receivers import Receiver, as_receivers
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.exact import edge_effects, joint_effects
+from hc_lens.analyses.composition.receivers import Receiver, as_receivers
 from hc_lens.errors import HcLensError
 from hc_lens.models.quiet import quiet
 from hc_lens.units import Unit
@@ -163,7 +163,7 @@ def test_padding_does_not_change_a_row(family):
 def test_cutting_a_batch_along_its_rows_changes_nothing(bert, monkeypatch, pieces):
     model, batches, means = bert
     whole = edge_effects(model, batches, means, ["L1.H1"], progress=False)
-    monkeypatch.setattr("analyses.composition.engine.PIECE_TOKENS", pieces)
+    monkeypatch.setattr("hc_lens.analyses.composition.engine.PIECE_TOKENS", pieces)
     cut = edge_effects(model, batches, means, ["L1.H1"], progress=False)
     assert np.allclose(whole["kl"], cut["kl"], atol=1e-12)
 

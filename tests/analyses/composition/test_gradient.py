@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import hc_lens as hc
-from analyses.composition.exact import edge_effects, joint_effects
-from analyses.composition.gradient import agreement, edge_attribution
+from hc_lens.analyses.composition.exact import edge_effects, joint_effects
+from hc_lens.analyses.composition.gradient import agreement, edge_attribution
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from tests.hc_lens.pairs import deep_model, pair_batches

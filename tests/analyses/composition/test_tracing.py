@@ -11,11 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import hc_lens as hc
-from analyses import composition
-from analyses.composition.cli import summary
-from analyses.composition.config import TraceConfig
-from analyses.composition.exact import strongest as strongest_of
-from analyses.composition.tracing import Trace, trace
+from hc_lens.analyses import composition
+from hc_lens.analyses.composition.cli import summary
+from hc_lens.analyses.composition.config import TraceConfig
+from hc_lens.analyses.composition.exact import strongest as strongest_of
+from hc_lens.analyses.composition.tracing import Trace, trace
 from hc_lens.errors import HcLensError
 from hc_lens.metrics import over_cases
 from tests import tiny

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hc_lens as hc
-from analyses.composition import edge_attribution, edge_effects, weight_scores
+from hc_lens.analyses.composition import edge_attribution, edge_effects, weight_scores
 from tests.analyses.composition.twins import rows, twin
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hc_lens as hc
-from analyses.composition.weights import weight_scores
+from hc_lens.analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
 from tests import tiny
 from tests.hc_lens.pairs import deep_model, pair_batches

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from analyses.effective_size import SizeConfig, compare, effective_size
-from analyses.effective_size.figures import figure, flagged
-from analyses.tables import full_table, run_table
+from hc_lens.analyses.effective_size import SizeConfig, compare, effective_size
+from hc_lens.analyses.effective_size.figures import figure, flagged
+from hc_lens.analyses.tables import full_table, run_table
 from hc_lens.errors import HcLensError
 from tests.unchecked import checked_again
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-from analyses.extractive.desk import word_tokenizer
+from hc_lens.analyses.extractive.desk import word_tokenizer
 from hc_lens.models.quiet import quiet
 
 SENTENCES = (

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from analyses import extractive
-from analyses.extractive.desk import Desk, agreement, report, save
-from analyses.extractive.experiments import mean_rank, train
-from analyses.extractive.figures import heat_maps, rank_bars
-from analyses.extractive.models import graft, parameters, with_weights
-from analyses.extractive.settings import DeskConfig, TrainConfig
+from hc_lens.analyses import extractive
+from hc_lens.analyses.extractive.desk import Desk, agreement, report, save
+from hc_lens.analyses.extractive.experiments import mean_rank, train
+from hc_lens.analyses.extractive.figures import heat_maps, rank_bars
+from hc_lens.analyses.extractive.models import graft, parameters, with_weights
+from hc_lens.analyses.extractive.settings import DeskConfig, TrainConfig
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import moved, random_model
 from tests.commands import invoke
@@ -50,7 +50,7 @@ def test_every_public_name_is_there():
 
 def test_the_settings_are_read_without_torch_and_pandas():
     code = (
-        "import sys; from analyses.extractive import DeskConfig, ScoreConfig, TrainConfig; "
+        "import sys; from hc_lens.analyses.extractive import DeskConfig, ScoreConfig, TrainConfig; "
         "assert not {'torch', 'pandas', 'transformer_lens', 'matplotlib'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -177,7 +177,7 @@ def test_the_study_is_reported_and_saved(tables, tmp_path):
 
 
 def test_the_command_writes_the_demo(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr("analyses.extractive.desk.study", lambda *_, **__: tables)
+    monkeypatch.setattr("hc_lens.analyses.extractive.desk.study", lambda *_, **__: tables)
     result = invoke("analyse", "extractive", "--demo", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "Mean exact score by layer" in result.output
@@ -187,7 +187,7 @@ def test_the_command_writes_the_demo(tables, tmp_path, monkeypatch):
 def test_the_command_scores_two_checkpoints(tmp_path, monkeypatch):
     before = random_model("gpt2")
     pair = {"old": before, "new": moved(before)}
-    monkeypatch.setattr("analyses.extractive.models.language_model", pair.get)
+    monkeypatch.setattr("hc_lens.analyses.extractive.models.language_model", pair.get)
     path = tmp_path / "facts.csv"
     path.write_text(
         "kind,prompt,answer\nfact,Ann lives in,Rome\nfact,Bob lives in,Bonn\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analyses.extractive.facts import (
+from hc_lens.analyses.extractive.facts import (
     FactSet,
     World,
     first_hop,
@@ -13,7 +13,7 @@ from analyses.extractive.facts import (
     named_set,
     second_hop,
 )
-from analyses.extractive.prompts import Encoded, Question
+from hc_lens.analyses.extractive.prompts import Encoded, Question
 from hc_lens.errors import HcLensError
 
 

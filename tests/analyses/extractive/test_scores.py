@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from analyses.extractive.desk import word_tokenizer
-from analyses.extractive.models import components, parameters, swap, with_weights
-from analyses.extractive.passes import Exact, Linear, record
-from analyses.extractive.prompts import Question, align, encode, token_ids
-from analyses.extractive.scoring import scores, upstream
-from analyses.extractive.settings import ScoreConfig
+from hc_lens.analyses.extractive.desk import word_tokenizer
+from hc_lens.analyses.extractive.models import components, parameters, swap, with_weights
+from hc_lens.analyses.extractive.passes import Exact, Linear, record
+from hc_lens.analyses.extractive.prompts import Question, align, encode, token_ids
+from hc_lens.analyses.extractive.scoring import scores, upstream
+from hc_lens.analyses.extractive.settings import ScoreConfig
 from hc_lens.errors import HcLensError
 from tests.analyses.extractive.shapes import SENTENCES, SHAPES, moved, random_model
 

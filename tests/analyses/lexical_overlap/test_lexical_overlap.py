@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import hc_lens as hc
-from analyses import lexical_overlap
-from analyses.lexical_overlap import STOP_WORDS, WordRule, role_of, scores
+from hc_lens.analyses import lexical_overlap
+from hc_lens.analyses.lexical_overlap import STOP_WORDS, WordRule, role_of, scores
 from hc_lens.attention.patterns import word_batches
 from hc_lens.errors import HcLensError
 from hc_lens.models.inputs import encode, is_encoder

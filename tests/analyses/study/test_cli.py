@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from analyses.study.cli import study
-from analyses.study.config import read_settings
+from hc_lens.analyses.study.cli import study
+from hc_lens.analyses.study.config import read_settings
 from hc_lens.cli.parse import parse
 from hc_lens.cli.work import Work
 from tests import tiny

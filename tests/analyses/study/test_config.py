@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from analyses.study.config import PAPER_CASES, StudyConfig, demo, read_settings
+from hc_lens.analyses.study.config import PAPER_CASES, StudyConfig, demo, read_settings
 from hc_lens.errors import HcLensError
 from hc_lens.settings import make, plain
 
@@ -66,7 +66,7 @@ def test_the_papers_cases_are_names_of_hans_as_it_is_read(shared_data) -> None:
 
 def test_the_settings_need_no_heavy_import() -> None:
     code = (
-        "import sys; from analyses.study import demo; demo(); "
+        "import sys; from hc_lens.analyses.study import demo; demo(); "
         "print([n for n in ('torch', 'pandas', 'datasets', 'matplotlib') if n in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

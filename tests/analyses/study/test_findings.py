@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analyses.study import findings
+from hc_lens.analyses.study import findings
 from hc_lens.show.report import Fact
 
 HEADS = ("L0.H0", "L1.H1")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from analyses import study
-from analyses.study.config import demo
-from analyses.study.results import Results
-from analyses.study.steps import KIND, REPORT, SETTINGS, Step, Study, list_steps, run_steps
+from hc_lens.analyses import study
+from hc_lens.analyses.study.config import demo
+from hc_lens.analyses.study.results import Results
+from hc_lens.analyses.study.steps import KIND, REPORT, SETTINGS, Step, Study, list_steps, run_steps
 from hc_lens.errors import HcLensError
 from hc_lens.records import Records
 

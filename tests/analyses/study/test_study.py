@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analyses import study
-from analyses.study.config import StudyConfig, demo
+from hc_lens.analyses import study
+from hc_lens.analyses.study.config import StudyConfig, demo
 from hc_lens.errors import HcLensError
 from hc_lens.records import read_table
 from hc_lens.show.report import show
@@ -186,7 +186,7 @@ def test_a_study_that_was_killed_ends_with_the_same_page(run: Path, tmp_path: Pa
     (tmp_path / "study.toml").write_text(small().to_toml())
     out = tmp_path / "run"
     call = (
-        "from analyses import study; study.run(study.read_settings('study.toml'), 'run', "
+        "from hc_lens.analyses import study; study.run(study.read_settings('study.toml'), 'run', "
         "command='hc-lens demo', workers=0, progress=False)"
     )
     command = [sys.executable, "-c", call]

@@ -13,9 +13,9 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import hypergeom
 
-from analyses import subnetworks as analysis
-from analyses.subnetworks import at_least, intersection, simulated
-from analyses.subnetworks.figures import frequency_scatter, sparsity_figure, spread_figure
+from hc_lens.analyses import subnetworks as analysis
+from hc_lens.analyses.subnetworks import at_least, intersection, simulated
+from hc_lens.analyses.subnetworks.figures import frequency_scatter, sparsity_figure, spread_figure
 from hc_lens.errors import HcLensError
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace

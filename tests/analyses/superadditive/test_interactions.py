@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hc_lens as hc
-from analyses.superadditive import ScreenConfig, screen
+from hc_lens.analyses.superadditive import ScreenConfig, screen
 from tests.hc_lens.pairs import deep_model, pair_batches
 from tests.unchecked import checked_again
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import hc_lens as hc
-from analyses.superadditive import (
+from hc_lens.analyses.superadditive import (
     ExcessConfig,
     SuperAdditiveConfig,
     analyse,
