@@ -1,14 +1,15 @@
-"""Statistics that several analyses share: rank correlation, two bootstraps, Holm's correction."""
+"""Statistics that several analyses share: rank correlation, bootstraps, Holm, intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.stats import spearmanr
+from scipy.stats import t as student
 
 BLOCK = 4_000_000
 """Most resampled rows that are held at once."""
@@ -68,3 +69,39 @@ def holm(p: Float[np.ndarray, "tests"]) -> Float[np.ndarray, "tests"]:
     corrected = np.empty_like(p)
     corrected[order] = stepped
     return corrected
+
+
+class Interval(NamedTuple):
+    """A value and its interval."""
+
+    value: float
+    """The estimate."""
+    low: float
+    """Lower end; NaN if there is no interval."""
+    high: float
+    """Upper end."""
+
+
+def mean_interval(parts: Sequence[Interval]) -> Interval:
+    """The mean of independent estimates, from the interval of each (Zou and Donner 2008)."""
+    value, low, high = np.array(parts, dtype=float).reshape(-1, 3).T
+    below, above = (math.sqrt(((end - value) ** 2).sum()) / len(value) for end in (low, high))
+    mean = float(value.mean())
+    return Interval(mean, mean - below, mean + above)
+
+
+def difference_interval(first: Interval, second: Interval) -> Interval:
+    """First minus second of two independent estimates, by the same method."""
+    value = first.value - second.value
+    below = math.hypot(first.value - first.low, second.high - second.value)
+    above = math.hypot(first.high - first.value, second.value - second.low)
+    return Interval(value, value - below, value + above)
+
+
+def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The mean of some values and Student's interval of it; no interval for fewer than two."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return Interval(mean, math.nan, math.nan)
+    half = float(student.ppf((1 + level) / 2, n - 1) * np.std(values, ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)

@@ -1,31 +1,43 @@
 """The two tables of a sweep, checked: accuracies of its runs and of the full models.
 
-1. A run's row has checkpoint, sparsity, seed, dataset, case and accuracy; other columns are not
-   read. A full model's row has checkpoint, dataset, case and accuracy.
-2. Sparsities and accuracies are fractions, not percent. No cell appears twice in a table.
+1. A run's row has checkpoint, sparsity, seed, dataset, case and accuracy; side and n are kept if
+   they are there, other columns are not read. A full model's row has checkpoint, dataset, case and
+   accuracy. Either table may be the path of a CSV file.
+2. Sparsities and accuracies are fractions, not percent. No cell appears twice in a table. The
+   sparsity is the one that was asked for: seeds of one sparsity are runs with equal numbers there.
 3. A cell without a row, or with NaN as its accuracy, is missing: analyses say so, none fills it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from hc_lens.errors import HcLensError
+from hc_lens.records import read_table
 
 RUN = ("checkpoint", "sparsity", "seed")
 """What names a run."""
 CELL = ("dataset", "case")
 """What names a measurement of a run or of a full model."""
+ABOUT = ("side", "n")
+"""What else is kept of a run's row: the side of its case (friendly, adversarial or neither) and its
+number of labelled rows."""
+MISSING = -1
+"""What some published tables write for the accuracy of a run that is missing."""
 
-FullModels = pd.DataFrame | Mapping[tuple[Any, str, str], float]
-"""Accuracies of the full models: a table, or a mapping from (checkpoint, dataset, case)."""
+RunTable = pd.DataFrame | str | Path
+"""Accuracies of runs: a table, or the path of a CSV file."""
+FullModels = RunTable | Mapping[tuple[Any, str, str], float]
+"""Accuracies of the full models: a table, the path of a CSV file, or a mapping from (checkpoint,
+dataset, case)."""
 
 
 def run_table(table: object) -> pd.DataFrame:
-    """The columns of a table of runs that the analyses read, checked; missing cells dropped."""
+    """The columns of a table of runs that the analyses read, checked; missing cells are NaN."""
     return _checked(table, [*RUN, *CELL], "runs")
 
 
@@ -41,7 +53,8 @@ def full_table(full: object) -> pd.DataFrame:
             )
         rows = [(*key, value) for key, value in full.items()]
         full = pd.DataFrame(rows, columns=[*names, "accuracy"])
-    return _checked(full, names, "full models")
+    known = _checked(full, names, "full models").dropna(subset=["accuracy"])
+    return known.loc[:, [*names, "accuracy"]]
 
 
 def with_full(table: object, full: object) -> pd.DataFrame:
@@ -62,10 +75,17 @@ def with_full(table: object, full: object) -> pd.DataFrame:
 
 def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
     names = [*keys, "accuracy"]
+    if isinstance(table, (str, Path)):
+        if not Path(table).is_file():
+            raise HcLensError(
+                f"expected a CSV file of {what}, got {str(table)!r}, which is no file; write one "
+                f"with the columns {', '.join(names)}"
+            )
+        table = read_table(Path(table))
     if not isinstance(table, pd.DataFrame):
         raise HcLensError(
             f"expected a DataFrame of {what}, got {type(table).__name__}; pass one with the "
-            f"columns {', '.join(names)}"
+            f"columns {', '.join(names)}, or the path of a CSV file"
         )
     missing = [name for name in names if name not in table]
     if missing:
@@ -78,6 +98,10 @@ def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
     for column in ("sparsity", "accuracy"):
         if column in names:
             _check_fractions(table[column], f"column {column} of the table of {what}")
+    if "sparsity" in keys:
+        # A grid made by adding steps has 0.30000000000000004 beside 0.3: the first stands for both.
+        alike: Any = table["sparsity"].groupby(table["sparsity"].round(9).to_numpy())
+        table = table.assign(sparsity=alike.transform("first"))
     twice = table.loc[table.duplicated(keys, keep=False)]
     if len(twice):
         cell = ", ".join(f"{key} {twice[key].iloc[0]}" for key in keys)
@@ -85,7 +109,8 @@ def _checked(table: object, keys: list[str], what: str) -> pd.DataFrame:
             f"expected each cell once in the table of {what}, got {len(twice)} rows of cells that "
             f"appear twice or more, such as {cell}; select the rows of one sweep"
         )
-    return table.loc[:, names].dropna(subset=["accuracy"]).reset_index(drop=True)
+    about = [name for name in ABOUT if name in table]
+    return table.loc[:, [*names, *about]].reset_index(drop=True)
 
 
 def _check_fractions(values: pd.Series, where: str) -> None:
@@ -97,6 +122,13 @@ def _check_fractions(values: pd.Series, where: str) -> None:
     # An accuracy may be missing: the run was not measured there.
     known = values.dropna() if values.name == "accuracy" else values
     outside = known.loc[~known.between(0, 1)]
+    if values.name == "accuracy" and (outside == MISSING).any():
+        raise HcLensError(
+            f"expected NaN in the {where} for a run that is missing, got {MISSING} in "
+            f"{int((outside == MISSING).sum())} rows; write NaN there, such as with "
+            f"table.replace({{'accuracy': {{{MISSING}: float('nan')}}}}), or leave the value of a "
+            "CSV file empty"
+        )
     if len(outside):
         raise HcLensError(
             f"expected the {where} as fractions between 0 and 1 in every row, got "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Counterfactual as Counterfactual,
     )
     from hc_lens.masks.ablate import ablate as ablate, attach as attach, masked as masked
+    from hc_lens.masks.attached import attached as attached, detach_all as detach_all
     from hc_lens.pruning.gates import HardConcrete as HardConcrete
     from hc_lens.pruning.importance import importance as importance
     from hc_lens.pruning.config import PruneConfig as PruneConfig

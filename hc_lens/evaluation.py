@@ -3,26 +3,51 @@
 1. Run the full model on each batch, or take its kept logits.
 2. Run each subnetwork on the same batch: its binary mask, removed units at their replacement.
 3. Compare them row by row and average over the rows of each case (`hc_lens.metrics`).
+4. Put the table in order: the full model first, datasets as given, cases as the split has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from hc_lens.data.batches import named_batches
 from hc_lens.errors import HcLensError
+from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, Totals, row_metrics
-from hc_lens.protocols import BatchesLike, Model
+from hc_lens.metrics import (
+    ACCURACY,
+    AGREEMENT,
+    FULL,
+    HEURISTIC,
+    KL,
+    LABELLED,
+    PREDICTION,
+    SHARE,
+    Totals,
+    label_metrics,
+    row_metrics,
+    sides,
+    wilson,
+)
+from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
 
 METRICS = (ACCURACY, KL, AGREEMENT)
-KEYS = ("subnetwork", "dataset", "case")
+COLUMNS = (
+    *("subnetwork", "dataset", "case", "side", "n"),
+    *(ACCURACY, "low", "high", KL, AGREEMENT),
+)
+"""Columns of the table; after them come the shares of the predicted labels."""
+Run = Callable[[BatchLike], Float[Tensor, "runs batch labels"]]
+"""Gives the logits of the full model and of every subnetwork on a batch."""
 
 
 def evaluate(
@@ -34,7 +59,12 @@ def evaluate(
     teachers: Mapping[str, Teacher] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """One row per subnetwork, dataset and case: n, accuracy, kl, agreement.
+    """One row per subnetwork, dataset and case.
+
+    Columns: subnetwork, dataset, case, side, n, accuracy, low, high, kl, agreement, and
+    ``share_<label>`` for each label of the tasks. `low` and `high` are the 95% interval of the
+    accuracy, `side` is "friendly" or "adversarial" to the task's heuristic, a share is that of the
+    rows on which the label is predicted (docs/method/evaluation.md).
 
     The full model, named ``"full"``, always comes first; `kl` and `agreement` compare with it.
     Accuracy is NaN for a case without labels.
@@ -45,6 +75,7 @@ def evaluate(
         teachers: the full model's kept logits by name of the dataset, so that calls on the same
             batches run the full model once.
     """
+    warn_if_masked(model)
     networks = named(subnetwork)
     if networks and means is None:
         raise HcLensError(
@@ -52,23 +83,52 @@ def evaluate(
             "pass means=hc.collect_means(model, batches)"
         )
     source = as_source("zero" if means is None else means)
-    runs = [FULL, *networks]
-    totals = Totals(pd.DataFrame({"subnetwork": runs}), METRICS)
-    seen: dict[tuple[str, str, str], None] = {}
+    runs, parts = [FULL, *networks], []
     for name, batches in named_batches(data).items():
         teacher = Teacher(model) if teachers is None else teachers[name]
-        for batch in tqdm(batches, desc=name, disable=not progress, leave=False):
-            full = teacher.logits(batch)
-            logits = [full]
-            for network in networks.values():
-                with torch.no_grad(), network.attach(model, source.on(batch)):
-                    logits.append(model(**batch.inputs))
-            metrics = row_metrics(batches, batch, full, torch.stack(logits))
-            totals.add(name, batch.cases, batch.labels, metrics)
-            seen |= {(run, name, case): None for run in runs for case in batch.cases}
-    # In the order in which the rows came: a dataset's first cases first, the full model before all.
-    table = totals.table().set_index(list(KEYS)).loc[list(seen)].reset_index()
-    return table[[*KEYS, "n", *METRICS]]
+        run = partial(_logits, model, teacher, list(networks.values()), source)
+        parts.append(_by_case(runs, name, batches, run, progress))
+    table = pd.concat(parts, ignore_index=True)
+    order = table["subnetwork"].map({name: index for index, name in enumerate(runs)})
+    return table.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def _logits(
+    model: Model,
+    teacher: Teacher,
+    networks: Sequence[Subnetwork],
+    source: Source,
+    batch: BatchLike,
+) -> Float[Tensor, "runs batch labels"]:
+    """The logits of the full model and of every subnetwork on a batch."""
+    logits = [teacher.logits(batch)]
+    for network in networks:
+        with torch.no_grad(), network.attach(model, source.on(batch)):
+            logits.append(model(**batch.inputs))
+    return torch.stack(logits)
+
+
+def _by_case(
+    runs: Sequence[str], name: str, batches: BatchesLike, run: Run, progress: bool
+) -> pd.DataFrame:
+    """The table of one dataset, with its cases in the order of the split."""
+    shares = [f"{SHARE}{label}" for label in getattr(batches, "labels", None) or ()]
+    keys = pd.DataFrame({"subnetwork": list(runs)})
+    totals = Totals(keys, (*METRICS, LABELLED, HEURISTIC, *shares))
+    first: dict[str, int] = {}
+    for batch in tqdm(batches, desc=name, disable=not progress, leave=False):
+        logits = run(batch)
+        metrics = row_metrics(batches, batch, logits[0], logits)
+        metrics |= label_metrics(batches, batch, metrics[PREDICTION])
+        totals.add(name, batch.cases, batch.labels, metrics)
+        for case, row in zip(batch.cases, batch.rows.tolist(), strict=True):
+            first[case] = min(row, first.setdefault(case, row))
+    table = totals.table()
+    labelled = (table["n"] * table[LABELLED]).round()
+    table["low"], table["high"] = wilson(table[ACCURACY].to_numpy(), labelled.to_numpy())
+    table["side"] = sides(table[HEURISTIC])
+    order = table["case"].map(first).sort_values(kind="stable").index
+    return table.loc[order, [*COLUMNS, *shares]]
 
 
 def named(

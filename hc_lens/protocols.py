@@ -3,7 +3,8 @@
 `Model` is a HookedEncoder, a HookedTransformer or a TransformerBridge, however it was loaded;
 `LanguageModel` one with a logit for every token of its vocabulary. `BatchLike` and `BatchesLike`
 are `hc.Batch` and `hc.Batches`, or a user's own with the same parts. All are protocols, so that a
-module can name them without importing TransformerLens, which takes seconds.
+module can name them without importing TransformerLens, which takes seconds. `check_batch` refuses
+what is no batch where a function first meets it.
 """
 
 # The members of a protocol have no bodies.
@@ -16,6 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from hc_lens.errors import HcLensError
 
 
 @runtime_checkable
@@ -87,8 +90,9 @@ class BatchLike(Protocol):
 class BatchesLike(Protocol):
     """Batches in the same order at every pass, with the labels of their task.
 
-    They may also have `name`, `labels` (the task's label names; empty for a task without labels)
-    and `fingerprint`, which results on disk need.
+    They may also have `name`, `labels` (the task's label names; empty for a task without labels),
+    `heuristic` (the label that the heuristic answers) and `fingerprint`, which results on disk
+    need.
     """
 
     def __iter__(self) -> Iterator[BatchLike]: ...
@@ -104,3 +108,14 @@ class BatchesLike(Protocol):
         self, logits: Float[Tensor, "batch model_labels"]
     ) -> Float[Tensor, "batch task_labels"]:
         """Log-probabilities of the task's labels."""
+
+
+def check_batch(given: object, *parts: str) -> None:
+    """Refuse what lacks some of the parts of a batch, such as token ids alone."""
+    missing = [part for part in parts if not hasattr(given, part)]
+    if missing:
+        raise HcLensError(
+            f"expected batches with {' and '.join(missing)}, got a {type(given).__name__}; make "
+            "batches with task.batches(model, ...), from texts with [hc.word_batch(model, texts)], "
+            "from token ids with [hc.Batch({'input': ids}, labels, cases, rows)]"
+        )

@@ -43,7 +43,7 @@ UNFINISHED = ".unfinished"
 OLDER_LAYOUTS = ("store.json", "run.json", "study.json", "command.toml", "scan.json")
 """Files by which folders of older versions are known where ``records.json`` is missing. The last of
 them stood one level deeper."""
-TEXT_COLUMNS = ("checkpoint", "case", "dataset", "unit", "set", "sender", "receiver", "run")
+TEXT_COLUMNS = ("checkpoint", "dataset", "case", "side", "unit", "set", "sender", "receiver", "run")
 """Columns that hold text even where it looks like a number."""
 CHUNK = 2**20
 """Bytes of a file that are in memory at one time while it is hashed."""

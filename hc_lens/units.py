@@ -67,7 +67,7 @@ class Unit:
         return ours < theirs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UnitSpace:
     """All units of one architecture, in the order every mask follows."""
 
@@ -142,6 +142,9 @@ class UnitSpace:
 
     def __str__(self) -> str:
         return f"{self.n_layers} layers, {sum(self.n_heads)} heads and {len(self.mlps)} MLPs"
+
+    def __repr__(self) -> str:
+        return f"UnitSpace({self})"
 
 
 UnitSet = Iterable[Unit | str] | Unit | str

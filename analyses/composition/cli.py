@@ -28,12 +28,10 @@ class TracedModel(options.Checkpoint):
 
 
 @options.section("Rows")
-class TracedRows(options.Rows):
+class TracedRows(options.HeldOutRows):
     """Which rows, of a split that was held out."""
 
     task: str = ORGANISM
-    split: str | None = None
-    """Split to trace; by default the first held-out one."""
     limit: int | None = 200
     max_length: int | None = 128
 
@@ -44,8 +42,6 @@ class TracedOod(options.Ood):
 
     ood: str | None = f"{ORGANISM}-ood"
     """Second task, out of domain; '' for none."""
-    ood_split: str | None = None
-    """Split of --ood; by default the first held-out one."""
     ood_limit: int | None = 800
 
 
@@ -80,12 +76,10 @@ def run(settings: Settings, work: Work) -> None:
     datasets = {}
     for name, spec in {"id": rows.spec(), "ood": settings.ood.spec(rows)}.items():
         if spec is not None:
-            held_out = replace(spec, split=spec.split or spec.read().held_out_split())
-            datasets[name] = work.rows(model, held_out)
+            datasets[name] = work.rows(model, work.held_out(spec))
     if not work.begin():
         return
-    training = rows.spec(split=rows.read().training_split(), limit=settings.means_limit)
-    means = work.means(model, settings.replacement, training)
+    means = work.means(model, settings.replacement, rows.spec(limit=settings.means_limit))
     core = [unit for part in settings.core for unit in part.replace("+", " ").split()]
     found = trace(model, datasets, means, core, config, progress=work.progress)
 

@@ -3,7 +3,10 @@
 Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
 
 1. A run's accuracy on a target: *id* is the mean over the cases of the in-domain dataset, *ood*
-   that over the cases of the other (or over some of them), *mix* the mean of the two.
+   that over the cases of the other (or over some of them), *mix* the mean of the two. If the table
+   says on which side of the heuristic each case is, *balanced* is the mean of the friendly and the
+   adversarial cases of the other dataset, all of them: a subnetwork that gives one answer to
+   everything gains on one side what it loses on the other.
 2. A sparsity passes if the accuracy there is within `margin` of the full model's, on either side.
 3. The effective size is ``100 * (1 - s)`` with s the largest sparsity of the grid that passes. The
    grid is every sparsity and every seed of the table.
@@ -14,8 +17,9 @@ Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
 5. Flags say when the number is not what it seems: a model at its *floor*, for one, does no better
    than chance, and then a subnetwork that knows nothing is faithful.
 
-It reads any tables of runs and full models as in `hc_lens.analyses.tables`: those of a
-sweep, or others.
+`SizeConfig()` is the text of the paper, `SizeConfig.published()` what the paper's public code
+computes for Figure 6. It reads any tables of runs and full models as in `hc_lens.analyses.tables`:
+those of a sweep, or others, such as CSV files.
 """
 
 from __future__ import annotations
@@ -28,13 +32,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from hc_lens.analyses.tables import RUN, FullModels, full_table, run_table, with_full
+from hc_lens.analyses.tables import (
+    RUN,
+    FullModels,
+    RunTable,
+    full_table,
+    run_table,
+    with_full,
+)
+from hc_lens.data.known import SIDES
 from hc_lens.errors import HcLensError, check_choice
 
 Average = Literal["seeds-first", "seeds-last"]
 """Accuracies averaged over seeds and compared once, or each seed compared and sizes averaged."""
 ROUNDING = 1e-9
-"""A drop of exactly the margin passes, whatever the last bit of the difference."""
+"""A drop of exactly the margin is one, whatever the last bit of the difference."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,10 @@ class SizeConfig:
     """Stop at the first sparsity that fails, or that no run measured."""
     one_sided: bool = False
     """Let a better subnetwork always pass; by default, one better by more than the margin fails."""
+    strict: bool = False
+    """Let a subnetwork that is worse by exactly the margin fail."""
+    pooled: bool = False
+    """Make mix the mean over all cases of both datasets; by default, of their two means."""
     id: str = "id"
     """Name of the in-domain dataset."""
     ood: str | None = "ood"
@@ -56,7 +72,8 @@ class SizeConfig:
     cases: tuple[str, ...] = ()
     """Cases of the out-of-domain dataset to use, such as the adversarial ones; by default all."""
     chance: Mapping[str, float] = field(default_factory=dict)
-    """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean."""
+    """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean, and that of
+    balanced the level of the out-of-domain dataset."""
 
     def __post_init__(self) -> None:
         check_choice("average", self.average, get_args(Average))
@@ -72,21 +89,38 @@ class SizeConfig:
                 f"{unknown[0]!r}; name the datasets as in the table"
             )
 
+    @classmethod
+    def published(cls, **changes: Any) -> SizeConfig:
+        """The choices of the paper's public code, where they change results.
+
+        - Each seed is compared on its own, and the sizes are averaged over seeds last.
+        - A subnetwork passes if its accuracy is above the full model's minus the margin: however
+          much better it is, but not if it is worse by exactly the margin.
+        - "ID + OOD" is the mean over all cases of both datasets, so that four cases out of domain
+          count twice as much as two in domain.
+        """
+        choices = {"average": "seeds-last", "one_sided": True, "strict": True, "pooled": True}
+        return cls(**{**choices, **changes})
+
     def passes(self, drop: pd.Series) -> pd.Series:
         """Whether a subnetwork with this drop does what the model does; not if it is NaN."""
-        return (drop if self.one_sided else drop.abs()) <= self.margin + ROUNDING
+        distance = drop if self.one_sided else drop.abs()
+        return (
+            distance < self.margin - ROUNDING if self.strict else distance <= self.margin + ROUNDING
+        )
 
 
 DEFAULTS = SizeConfig()
 
 
 def effective_size(
-    table: pd.DataFrame, full: FullModels, config: SizeConfig = DEFAULTS
+    table: RunTable, full: FullModels, config: SizeConfig = DEFAULTS
 ) -> pd.DataFrame:
     """The effective size of each checkpoint on each target.
 
     Columns:
-        checkpoint, target: which model, and on what (id, ood, mix).
+        checkpoint, target: which model, and on what (id, ood, balanced if the table has sides,
+            mix).
         effective_size: percent of the units that are needed; with seeds-last, the mean over seeds.
         std: of the sizes over seeds, with n - 1; NaN with seeds-first.
         sparsity: the largest that passes, 0 if none does; with seeds-last, the mean over seeds.
@@ -97,17 +131,15 @@ def effective_size(
         ceiling: the grid's largest sparsity passes, so the true size may be smaller.
         none_passes: no sparsity passes; the true size lies above that of the smallest sparsity.
         floor: the full model is at most `margin` above chance; missing without a chance level.
-        missing: runs of the grid (sparsity x seed) without a complete set of cases; they are left
-            out of the means.
+        missing: runs of the grid (sparsity x seed) without a complete set of cases; they are NaN in
+            `compare`, and left out of the means.
         non_monotone: a sparsity passes although a smaller one fails.
         With seeds-last, a flag is True if it is True for any seed.
     """
-    datasets = {"id": config.id, "ood": config.ood}
-    levels = {at: config.chance[name] for at, name in datasets.items() if name in config.chance}
-    if len(levels) == 2:
-        levels["mix"] = sum(levels.values()) / 2
+    runs = run_table(table)
+    levels = _levels(runs, config)
     rows = []
-    groups: Any = compare(table, full, config).groupby(["checkpoint", "target"], sort=False)
+    groups: Any = compare(runs, full, config).groupby(["checkpoint", "target"], sort=False)
     for (checkpoint, target), part in groups:
         whole, level = part["full"].iloc[0], levels.get(target)
         floor = pd.NA if level is None else bool(whole <= level + config.margin + ROUNDING)
@@ -119,7 +151,7 @@ def effective_size(
     return pd.DataFrame(rows)[[*names, *flags]].astype({"floor": "boolean"})
 
 
-def compare(table: pd.DataFrame, full: FullModels, config: SizeConfig = DEFAULTS) -> pd.DataFrame:
+def compare(table: RunTable, full: FullModels, config: SizeConfig = DEFAULTS) -> pd.DataFrame:
     """Every run of the grid against its full model: the numbers behind `effective_size`.
 
     Columns: checkpoint, target, sparsity, seed, full, accuracy (NaN if the run or one of its cases
@@ -133,7 +165,12 @@ def compare(table: pd.DataFrame, full: FullModels, config: SizeConfig = DEFAULTS
     found = {"id": _means(_rows(runs, "id", config.id), whole, grid)}
     if config.ood is not None:
         found["ood"] = _means(_rows(runs, "ood", config.ood, config.cases), whole, grid)
-        found["mix"] = (found["id"] + found["ood"]) / 2
+        sides = _sides(_rows(runs, "ood", config.ood))
+        if sides:
+            friendly, adversarial = (_means(part, whole, grid) for part in sides)
+            found["balanced"] = (friendly + adversarial) / 2
+        weight = _id_weight(runs, config)
+        found["mix"] = weight * found["id"] + (1 - weight) * found["ood"]
     compared = pd.concat(found, names=["target"]).reset_index()
     compared = compared.sort_values(
         "checkpoint", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
@@ -142,6 +179,33 @@ def compare(table: pd.DataFrame, full: FullModels, config: SizeConfig = DEFAULTS
     compared["passes"] = config.passes(compared["drop"])
     names = ["checkpoint", "target", "sparsity", "seed", "full", "accuracy", "drop", "passes"]
     return compared.loc[:, names]
+
+
+def _levels(runs: pd.DataFrame, config: SizeConfig) -> dict[str, float]:
+    """The chance level of each target, where it is known."""
+    datasets = {"id": config.id, "ood": config.ood, "balanced": config.ood}
+    levels = {at: config.chance[name] for at, name in datasets.items() if name in config.chance}
+    if "id" in levels and "ood" in levels:
+        weight = _id_weight(runs, config)
+        levels["mix"] = weight * levels["id"] + (1 - weight) * levels["ood"]
+    return levels
+
+
+def _id_weight(runs: pd.DataFrame, config: SizeConfig) -> float:
+    """The weight of the in-domain mean in mix."""
+    if not config.pooled or config.ood is None:
+        return 0.5
+    inside = _rows(runs, "id", config.id)["case"].nunique()
+    outside = _rows(runs, "ood", config.ood, config.cases)["case"].nunique()
+    return inside / (inside + outside)
+
+
+def _sides(part: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of the friendly and of the adversarial cases; none unless there are both."""
+    if "side" not in part:
+        return []
+    found = [part.loc[part["side"] == side] for side in SIDES]
+    return [] if any(rows.empty for rows in found) else found
 
 
 def _rows(
@@ -160,7 +224,7 @@ def _means(part: pd.DataFrame, whole: pd.DataFrame, grid: pd.MultiIndex) -> pd.D
     with_full(part, whole)  # refuses runs without their full model
     wanted = part["case"].unique()
     grouped: Any = part.groupby(list(RUN))["accuracy"]
-    accuracy = grouped.mean().where(grouped.size() == len(wanted)).reindex(grid)
+    accuracy = grouped.mean().where(grouped.count() == len(wanted)).reindex(grid)
     inside = whole.loc[(whole["dataset"] == part["dataset"].iloc[0]) & whole["case"].isin(wanted)]
     by_model: Any = inside.groupby("checkpoint")["accuracy"]
     known = by_model.mean().reindex(grid.get_level_values("checkpoint"))

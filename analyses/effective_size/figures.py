@@ -10,12 +10,13 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from hc_lens.analyses.style import BLUE, GREEN, RED, legend, panels
+from hc_lens.analyses.style import BLUE, GREEN, ORANGE, RED, legend, panels
 from hc_lens.errors import HcLensError
 
 STYLES = {
     "id": (BLUE, "o", "in domain", -0.1),
     "ood": (RED, "s", "out of domain", 0.0),
+    "balanced": (ORANGE, "^", "out of domain, balanced", 0.05),
     "mix": (GREEN, "D", "mix", 0.1),
 }
 """Colour, mark and name of each target, and how far to the side of the checkpoint it is drawn."""
@@ -50,7 +51,7 @@ def figure(table: pd.DataFrame) -> Figure:
     lower.set_xticks(range(len(names)), list(map(str, names)))
     for axes in (upper, lower):
         axes.grid(axis="y", color="0.9")
-    legend(drawing, 4)
+    legend(drawing, 5)
     return drawing
 
 

@@ -62,6 +62,7 @@ class Settings:
     """Checkpoint before fine-tuning on facts."""
     after: str | None = None
     """Checkpoint after it, for the scores."""
+    placed: options.Device = field(default_factory=options.Device)
     facts: Facts = field(default_factory=Facts)
     scoring: Scoring = field(default_factory=Scoring)
     lr: float = 1e-5
@@ -113,11 +114,13 @@ def _scores(settings: Settings, work: Work) -> None:
 
     if not settings.before or not settings.after:
         raise HcLensError(
-            f"expected two checkpoints, got before={settings.before!r} and "
-            f"after={settings.after!r}; pass --before and --after, or --demo"
+            f"expected two checkpoints, got {settings.before or 'none'} before and "
+            f"{settings.after or 'none'} after; pass --before and --after, or --demo"
         )
     chosen, _ = settings.facts.read(settings.seed)
-    before, after = language_model(settings.before), language_model(settings.after)
+    before, after = (
+        language_model(name, settings.placed.device) for name in (settings.before, settings.after)
+    )
     work.fingerprint, work.inputs["after"] = fingerprint(before), fingerprint(after)
     work.reads("facts", digest(plain_value(chosen)), f"{len(chosen.implications)} implications")
     if not work.begin(by_component):
@@ -154,7 +157,7 @@ def _experiment(settings: Settings, work: Work) -> None:
             "pass --data invented, or --counterfactual FILE"
         )
     config = TrainConfig(lr=settings.lr, seed=settings.seed, **options.given(settings.training))
-    model = language_model(settings.before)
+    model = language_model(settings.before, settings.placed.device)
     work.fingerprint = fingerprint(model)
     work.reads("facts", digest(plain_value(chosen)), f"{len(chosen.facts)} facts")
     if not work.begin():

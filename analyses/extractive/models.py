@@ -50,10 +50,10 @@ _QUERY_SIDE = ("W_Q", "b_Q", "W_O", "sinks")
 _KEY_SIDE = ("W_K", "b_K", "W_V", "b_V")
 
 
-def language_model(model: Checkpoint) -> LanguageModel:
-    """The model of a checkpoint, if it can be scored."""
+def language_model(model: Checkpoint, device: str | None = None) -> LanguageModel:
+    """The model of a checkpoint, on a device, or a model as it is; if it can be scored."""
     if isinstance(model, (str, Path)):
-        model = cast("LanguageModel", load(model))
+        model = cast("LanguageModel", load(model, device=device))
     if not isinstance(model, HookedTransformer):
         raise HcLensError(
             f"expected a HookedTransformer language model, got {type(model).__name__}; load the "

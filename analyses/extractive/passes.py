@@ -57,10 +57,13 @@ class Written:
     """The sum of the parts, with b_O in an attention."""
     adds: Stream
     """What is added to the stream: the output, or the norm of it (Gemma 2)."""
+    z: PerHead | None = None
+    """What the heads of an attention hand to W_O."""
 
     def detach(self) -> Written:
         """The same values without a graph."""
-        return Written(*(value.detach() for value in vars(self).values()))
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return Written(**{name: value.detach() for name, value in known.items()})
 
 
 Record = Mapping[Site, Written]
@@ -107,7 +110,7 @@ def write(model: LanguageModel, site: Site, reads: Reads, weights: State | None 
             given, options = reads[:, -1:], {"start_at_layer": model.cfg.n_layers}
         output = functional_call(model, dict(weights or {}), (given,), options, strict=False)
         return Written(reads, output[:, :, None], output, output)
-    block = block_of(model, site.layer, weights)
+    block, z = block_of(model, site.layer, weights), None
     if site.kind == "attention":
         z = block.attention(block.attention_input(reads), Context())
         output, parts = block.attention_out(z), block.written_by_heads(z)
@@ -115,7 +118,7 @@ def write(model: LanguageModel, site: Site, reads: Reads, weights: State | None 
         assert block.mlp is not None
         output = block.mlp(block.norm2(reads))
         parts = output[:, :, None]
-    return Written(reads, parts, output, _norm_behind(block, site)(output))
+    return Written(reads, parts, output, _norm_behind(block, site)(output), z)
 
 
 def _norm_behind(block: Block, site: Site) -> Norm:

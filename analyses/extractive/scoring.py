@@ -9,6 +9,7 @@
 4. Upstream: (R_late - R_late[y_C <- y*_C]) - (R - R[y_C <- y*_C]), y* the output on a
    counterfactual prompt, mean over the counterfactuals. Late are the heads, MLPs and norms of the
    blocks after C, then those of W'; the read-out stays that of W. The component queries the fact.
+   The linear score of a head may take its gradients at z, so that W' writes with its own W_O.
 5. Each comes exact (the change is made) and linear (gradients), whole or by token position; these
    two ways are in `hc_lens.analyses.extractive.passes`.
 Feng, Russell and Steinhardt 2024 (arXiv 2412.04614), sections 3 and 4, with R for minus the loss.
@@ -41,6 +42,8 @@ from hc_lens.analyses.extractive.passes import (
     Parts,
     Stream,
     Way,
+    Written,
+    block_of,
     record,
     write,
 )
@@ -56,6 +59,9 @@ from hc_lens.analyses.extractive.prompts import (
 )
 from hc_lens.analyses.extractive.settings import SCORES, Level, Score, ScoreConfig
 from hc_lens.protocols import LanguageModel
+
+Changes = Mapping[Site, Parts]
+"""How much else each writer of each site writes."""
 
 
 @torch.no_grad()
@@ -101,7 +107,7 @@ def scores(
             elif score == "downstream":
                 effects = downstream(way)
             else:
-                effects = upstream(way, _counterfactual_parts(before, batch, others))
+                effects = upstream(way, *_changes(way, batch, others, config.gradient_at_z))
             for name, effect in effects.items():
                 found = _values(effect, batch, config.by)
                 for question, row in zip(batch.rows.tolist(), found, strict=True):
@@ -127,8 +133,35 @@ def _values(effect: Effect, batch: Encoded, by: Level) -> list[list[float]]:
     return pad(effect, (batch.tokens.shape[1] - effect.shape[1], 0)).tolist()
 
 
+def _changes(
+    way: Way, batch: Encoded, others: Sequence[Sequence[Question]], at_z: bool
+) -> tuple[Sequence[Changes], Sequence[Changes]]:
+    """What W would write differently on counterfactual prompts, and what W' would.
+
+    The second are the same changes, or with `at_z` the changes of z under the W_O of W'.
+    """
+    found = _counterfactual_parts(way.before, batch, others)
+    own = {site: way.kept[site].parts for site in found[0]}
+    before = [{site: each[site] - own[site] for site in own} for each in found]
+    if not at_z:
+        return before, before
+    found = _counterfactual_parts(way.before, batch, others, way.after)
+    own = {site: _parts(way.kept[site], site, way.after) for site in own}
+    return before, [{site: each[site] - own[site] for site in own} for each in found]
+
+
+def _parts(written: Written, site: Site, writer: LanguageModel | None) -> Parts:
+    """What each of a site's writers wrote; if a `writer` is given, heads write with its W_O."""
+    if writer is None or written.z is None:
+        return written.parts
+    return block_of(writer, site.layer).written_by_heads(written.z)
+
+
 def _counterfactual_parts(
-    model: LanguageModel, batch: Encoded, others: Sequence[Sequence[Question]]
+    model: LanguageModel,
+    batch: Encoded,
+    others: Sequence[Sequence[Question]],
+    writer: LanguageModel | None = None,
 ) -> list[dict[Site, Parts]]:
     """What the model writes on counterfactuals, aligned with the batch: one entry per draw."""
     rows, tokens = batch.rows.tolist(), batch.tokens.tolist()
@@ -138,9 +171,10 @@ def _counterfactual_parts(
         aligned: dict[int, dict[Site, Parts]] = {}
         for wanted, members in by_length(model, zip(ids, range(len(ids)), strict=True)):
             kept = record(model, wanted)
+            parts = {site: _parts(kept[site], site, writer) for site in sites(model)[:-1]}
             for copy, i in enumerate(members.tolist()):
                 at = align(tokens[i], ids[i])
-                aligned[i] = {site: kept[site].parts[copy, at] for site in sites(model)[:-1]}
+                aligned[i] = {site: each[copy, at] for site, each in parts.items()}
         order = [aligned[i] for i in range(len(ids))]
         found.append({site: torch.stack([each[site] for each in order]) for site in order[0]})
     return found
@@ -188,17 +222,21 @@ def downstream(way: Way) -> dict[str, Effect]:
     return values
 
 
-def upstream(way: Way, others: Sequence[Mapping[Site, Parts]]) -> dict[str, Effect]:
+def upstream(
+    way: Way, changes: Sequence[Changes], late: Sequence[Changes] | None = None
+) -> dict[str, Effect]:
     """How much more counterfactual outputs matter to the fine-tuned model, by component name.
 
-    `others` holds what the embeddings, heads and MLPs of W wrote on counterfactual prompts, aligned
-    with the batch. The score is the mean over them.
+    The score is the mean over the counterfactual prompts.
+
+    Args:
+        changes: for each counterfactual, how much else the embeddings, heads and MLPs of W write.
+        late: the same where the components after them are those of W'; the same by default.
     """
     values: dict[str, Effect] = {}
     for site in sites(way.before)[:-1]:
-        own = way.kept[site].parts
         for index, name in enumerate(writers(way.before, site)):
-            changes = [other[site][:, :, index] - own[:, :, index] for other in others]
-            old, new = way.rises(site, changes, "output"), way.rises(site, changes, "late")
+            old = way.rises(site, [each[site][:, :, index] for each in changes], "output")
+            new = way.rises(site, [each[site][:, :, index] for each in late or changes], "late")
             values[name] = (torch.stack(old) - torch.stack(new)).mean(0)
     return values

@@ -28,6 +28,9 @@ class ScoreConfig:
     """Score each component as a whole, or each token position of it alone."""
     which: tuple[Score, ...] = SCORES
     """The scores to compute."""
+    gradient_at_z: bool = False
+    """Take the gradients of heads' linear upstream scores at z, before W_O, as the authors' code
+    does; the one of the model after fine-tuning then passes through its new W_O."""
     n_counterfactuals: int = 10
     """Counterfactual prompts per question, for the upstream score; a small set may have fewer."""
     seed: int = 0
@@ -42,6 +45,11 @@ class ScoreConfig:
             check_choice("which", score, SCORES)
         check_count("the number of scores in which", len(self.which))
         check_count("max_rows", self.max_rows)
+        if self.gradient_at_z and self.method != "linear":
+            raise HcLensError(
+                "expected gradient_at_z with method='linear', which takes gradients, got "
+                f"method={self.method!r}; leave gradient_at_z out"
+            )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Settings:
     """Whose heads, on which rows."""
 
     checkpoint: options.Checkpoint
-    rows: options.Rows
+    rows: options.HeldOutRows
     mark: options.Names = ()
     """Heads to mark in the figures."""
     n_bootstrap: int = 1000
@@ -31,7 +31,7 @@ class Settings:
 
 def run(settings: Settings, work: Work) -> None:
     """Which heads look from a word to the same word in the other sentence?"""
-    model, spec = work.model(settings.checkpoint), settings.rows
+    model, spec = work.model(settings.checkpoint), work.held_out(settings.rows)
     rows = word_batches(
         model,
         spec.read(),

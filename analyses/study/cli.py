@@ -6,7 +6,7 @@ A study keeps its own folder and continues where it stopped (`hc_lens.analyses.s
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from hc_lens.analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig, read_settings
@@ -15,6 +15,7 @@ from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
 from hc_lens.cli.sweep import Evaluation, named_models
 from hc_lens.cli.work import SETTINGS, Work
+from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
 
@@ -32,9 +33,17 @@ class Demo:
 
     full: bool = False
     """The paper's size, not one of minutes."""
-    workers: int | None = None
+    workers: options.Workers = None
     """Processes that prune at once; by default one for each core."""
+    model: options.Device = field(default_factory=options.Device)
     output: DemoFolder = field(default_factory=DemoFolder)
+
+
+@options.section("Model")
+class StudyModel(options.Checkpoint):
+    """The final model; a file may describe it instead."""
+
+    model: str = ""
 
 
 @options.section("Rows")
@@ -43,7 +52,15 @@ class StudyRows(options.Rows):
 
     task: str = ""
     limit: int | None = 20_000
-    max_length: int | None = 128
+
+
+@options.changes(
+    StudyConfig,
+    *("model", "train", "evaluation", "title", "adversarial", "checkpoints", "model_labels"),
+    *("early", "sparsities", "seeds", "prune", "grid_seeds", "grid_prune"),
+)
+class Sizes:
+    """How much is done."""
 
 
 @options.section()
@@ -52,8 +69,7 @@ class Study:
 
     file: Path | None = field(default=None, kw_only=False)
     """A study.toml instead of options, such as that in a study's folder."""
-    model: str | None = None
-    """Checkpoint: a directory, a Hub id, organism or organism:STEP."""
+    checkpoint: StudyModel = field(default_factory=StudyModel)
     rows: StudyRows = field(default_factory=StudyRows)
     evaluation: Evaluation = field(default_factory=Evaluation)
     ood: options.Ood = field(default_factory=options.Ood)
@@ -67,22 +83,31 @@ class Study:
     """Fractions of the units to remove, two or more."""
     seeds: options.Seeds = PAPER_SEEDS
     """Seeds of the subnetworks at each sparsity, such as 42-53."""
+    grid_seeds: options.Seeds = PAPER_SEEDS[:3]
+    """Seeds of the subnetworks of the grid, such as 42-44."""
+    grid_steps: int | None = None
+    """Pruning steps of each subnetwork of the grid; by default --steps."""
+    sizes: Sizes = field(default_factory=Sizes)
     preset: Preset = field(default_factory=Preset)
     pruning: Pruning = field(default_factory=Pruning)
-    workers: int | None = None
+    workers: options.Workers = None
     """Processes that prune at once; by default one for each core."""
     output: options.Folder
 
     def config(self, work: Work) -> StudyConfig:
         """The study of the options."""
-        if not (self.model and self.rows.task and self.ood.ood):
+        model = self.checkpoint.model
+        if not (model and self.rows.task and self.ood.ood):
             raise HcLensError(
                 "expected --model, --task and --ood (or a file), got "
-                f"model {self.model!r}, task {self.rows.task!r}, ood {self.ood.ood!r}; name all"
+                f"model {model!r}, task {self.rows.task!r}, ood {self.ood.ood!r}; name all"
             )
+        prune = self.preset.prune(self.pruning)
         inside = self.rows.of(self.rows.task, self.rows.path, case=None)
         outside = self.ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
         evaluation = self.evaluation.specs(inside, outside)
+        if self.ood.ood_limit is None:
+            evaluation["ood"] = _evenly(evaluation["ood"])
         used = inside.split or inside.read().training_split()
         if evaluation["id"].split == used:
             work.note(
@@ -90,8 +115,8 @@ class Study:
                 "another split with --held-out"
             )
         return StudyConfig(
-            model=self.model,
-            title=f"The heuristic core of {Path(self.model).name}",
+            model=model,
+            title=f"The heuristic core of {Path(model).name}",
             train=inside,
             evaluation=evaluation,
             adversarial=self.adversarial or PAPER_CASES.get(self.ood.ood, ()),
@@ -99,7 +124,11 @@ class Study:
             early=self.early,
             sparsities=self.sparsity,
             seeds=self.seeds,
-            prune=self.preset.prune(self.pruning),
+            prune=prune,
+            grid_seeds=self.grid_seeds,
+            grid_prune={} if self.grid_steps is None else prune | {"steps": self.grid_steps},
+            model_labels=self.checkpoint.model_labels,
+            **options.given(self.sizes),
         )
 
 
@@ -112,9 +141,17 @@ class Report:
     output: options.Folder
 
 
+def _evenly(spec: DataSpec) -> DataSpec:
+    """The rows of a limit drawn evenly over the cases, so that no case is left with a few."""
+    if spec.limit is None:
+        return spec
+    cases = spec.read().dataset(spec.split).unique("case")
+    return replace(spec, limit=None, limit_per_case=max(1, spec.limit // len(cases)))
+
+
 def demo(settings: Demo, work: Work) -> None:
     """Study the bundled model, without a network, and write one HTML page."""
-    _run(demo_config(settings.full), settings.workers, work)
+    _run(demo_config(settings.full), settings.workers, settings.model, work)
 
 
 def study(settings: Study, work: Work) -> None:
@@ -124,20 +161,25 @@ def study(settings: Study, work: Work) -> None:
     else:
         work.check_alone(settings.file)
         config = read_settings(settings.file)
-    _run(config, settings.workers, work)
+    _run(config, settings.workers, settings.checkpoint, work)
 
 
 def report(settings: Report, work: Work) -> None:
-    """Write the page of a finished study again."""
+    """Write the page of a finished study again; its run folder stays as it is."""
     from hc_lens.analyses.study.steps import PAGE
     from hc_lens.analyses.study.steps import report as write
 
+    if work.folder.resolve().is_relative_to(settings.run.resolve()):
+        raise HcLensError(
+            f"expected a folder outside the run folder {settings.run}, which stays as it is, got "
+            f"--out {work.folder}; name another"
+        )
     work.begin(resumes=True)
     work.keep(lambda folder: write(settings.run, folder / PAGE, command=work.call.line))
     work.finish(report=str(work.folder / PAGE))
 
 
-def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
+def _run(config: StudyConfig, workers: int | None, model: options.Device, work: Work) -> None:
     from hc_lens.analyses.study.steps import FACTS, run, summary
 
     page = run(
@@ -145,6 +187,7 @@ def _run(config: StudyConfig, workers: int | None, work: Work) -> None:
         work.folder,
         command=work.call.line,
         workers=workers,
+        device=model.device,
         progress=work.progress,
         say=work.note,
         force=work.output.force,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hc_lens.data.specs import ORGANISM, DataSpec
-from hc_lens.errors import HcLensError, check_choice
+from hc_lens.errors import HcLensError
 from hc_lens.organism import steps as organism_steps
 from hc_lens.organism.grammar import CONSTRUCTIONS
 from hc_lens.settings import make, plain_value, write_toml
@@ -50,9 +50,11 @@ class StudyConfig:
     title: str = "The heuristic core"
     """Heading of the report."""
     adversarial: tuple[str, ...] = ()
-    """Cases of ``ood`` that the heuristic gets wrong; empty for all of its cases."""
+    """Cases of ``ood`` that the heuristic gets wrong; empty for all that it does, or all."""
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     """Checkpoints before the final model in order of training, name to model; may be empty."""
+    model_labels: tuple[str, ...] = ()
+    """What the models' logits mean, in order, if their checkpoints do not say it."""
     early: str | None = None
     """Checkpoint from before generalisation, whose core is compared with the final one."""
     sparsities: tuple[float, ...] = (0.5, 0.7)
@@ -72,11 +74,11 @@ class StudyConfig:
     margin: float = 0.03
     """How far below the full model a subnetwork may be to count for the effective size."""
     scan_rows: int = 4000
-    """Most rows of each set in the ablation scan."""
+    """Most rows of ``id`` and of ``ood`` in the ablation scan, drawn evenly over the cases."""
     attention_rows: int = 500
     """Rows of ``id`` whose attention is scored."""
     trace_rows: int = 800
-    """Most rows of each set in the composition trace."""
+    """Most rows of ``id`` and of ``ood`` in the composition trace, drawn evenly over the cases."""
     examples: int = 3
     """Pairs whose attention patterns are shown."""
 
@@ -92,8 +94,11 @@ class StudyConfig:
                 f"expected no checkpoint named {FINAL!r} other than the model itself, got "
                 f"{self.checkpoints[FINAL]!r}; give it another name"
             )
-        if self.early is not None:
-            check_choice("early", self.early, self.checkpoints)
+        if self.early is not None and self.early not in self.checkpoints:
+            raise HcLensError(
+                f"expected the early checkpoint to be one of the series {list(self.checkpoints)}, "
+                f"got {self.early!r}; give its name, or name it among the checkpoints"
+            )
         if not 0 < self.core_fraction <= 1:
             raise HcLensError(
                 f"expected a core_fraction above 0 and at most 1, got {self.core_fraction}"
@@ -118,6 +123,7 @@ class StudyConfig:
             sparsities=self.sparsities,
             seeds=self.seeds,
             prune=self.prune,
+            model_labels=self.model_labels,
         )
 
     def grid_sweep(self) -> SweepConfig:
@@ -155,7 +161,7 @@ def demo(full: bool = False) -> StudyConfig:
         train=DataSpec(ORGANISM, split="train", limit=6000, token_budget=512),
         evaluation={
             "id": DataSpec(ORGANISM, split="validation", limit=2000 if full else 400),
-            "ood": DataSpec("organism-ood", limit=None if full else 1280),
+            "ood": DataSpec("organism-ood", limit_per_case=None if full else 80),
         },
         adversarial=PAPER_CASES["organism-ood"],
         checkpoints={

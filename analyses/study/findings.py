@@ -5,8 +5,12 @@
 2. A sentence is a text with the names of facts in braces. It holds no other number, so that each
    can be looked up. A number is shown in the style after its name (a name of
    `hc_lens.show.report.STYLES`), such as ``{id_accuracy:percent}``.
-3. Every sentence has a wording for when the facts show what the paper describes and one for when
-   they do not. The thresholds that decide it come first.
+3. Every sentence has a wording for when the facts show what the paper describes, one for when
+   they do not, and one for when their interval spans the threshold, so that they cannot tell
+   (`judge`). The thresholds come first.
+4. Answering one label is not generalising: it wins on the adversarial cases what it loses on the
+   friendly ones. Where friendly cases are known, the balanced score of both sides stands beside
+   every mean out of domain, and a loss of the friendly ones is said.
 """
 
 from __future__ import annotations
@@ -16,20 +20,33 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from hc_lens.analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
-from hc_lens.analyses.statistics import holm
+from hc_lens.analyses.statistics import (
+    Interval,
+    difference_interval,
+    mean_interval,
+    t_interval,
+)
 from hc_lens.analyses.study.config import StudyConfig
 from hc_lens.analyses.study.results import Results
+from hc_lens.analyses.superadditive.verdicts import CANNOT_TELL, SUPERADDITIVE
+from hc_lens.data.known import ADVERSARIAL, FRIENDLY
+from hc_lens.metrics import by_side, wilson
 from hc_lens.records import json_bytes
 from hc_lens.show.report import Fact, Part, Sentence
 
 Facts = dict[str, Any]
 """Numbers, texts and lists of texts by name."""
 
-ADVERSARIAL = "adversarial"
-"""What cases are called that the heuristic gets wrong; others are out of domain only."""
+HALF = 0.5
+"""A case is solved in part if more than this share of it is right."""
+ONE_ANSWER = 0.5
+"""The balanced score of answering one label alone, whichever it is."""
+TOLD = [FRIENDLY, ADVERSARIAL, "balanced", "said", "said_share"]
+"""What is told of the two sides (`hc_lens.metrics.by_side`)."""
 NEAR = 0.05
 """Out of domain the model does about as well if it is at most this much below in domain."""
 FAITHFUL = 0.05
@@ -37,13 +54,9 @@ FAITHFUL = 0.05
 WIDE = 0.15
 """Seeds differ on a case if their accuracies span more than this."""
 COLLAPSE = 0.10
-"""The sparser subnetworks fall back on the heuristic if adversarial accuracy is lower by this."""
+"""Subnetworks have lost the adversarial or the friendly cases if they are lower by this."""
 CHANCE = 0.01
 """What has a probability below this is not chance."""
-FEWEST_ROWS = 20
-"""A case with fewer rows says nothing about super-additivity."""
-LEVEL = 0.025
-"""One-sided level of super-additivity, after Holm's correction."""
 CARRIED = 0.5
 """A few edges carry the effect if they make up more than this share of it."""
 FLAT = 10.0
@@ -63,6 +76,7 @@ def collect(results: Results, config: StudyConfig) -> Facts:
     facts |= evaluation_facts(table("evaluate/evaluation"))
     cases = results.inputs["adversarial"]
     facts |= spread_facts(table("core/spread"), cases, config.sparsities)
+    facts |= side_facts(table("core/sides"), config.sparsities, facts["full_friendly"])
     facts |= core_facts(results.core, table("core/jaccard"))
     facts |= ablation_facts(table("ablation/excess"), table("ablation/scan"), heads)
     facts |= attention_facts(table("attention/attention"), heads)
@@ -114,21 +128,66 @@ def facts_json(facts: Facts) -> bytes:
     return json_bytes(facts | dict.fromkeys(undefined))
 
 
+def judge(found: Interval, threshold: float) -> bool | None:
+    """Whether an interval lies above a threshold; None if it spans it, or if there is none."""
+    if math.isnan(found.low) or found.low <= threshold < found.high:
+        return None
+    return found.low > threshold
+
+
+def ends(name: str, found: Interval) -> Facts:
+    """The facts of a value with its interval: NAME, NAME_low and NAME_high."""
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def of(facts: Facts, name: str) -> Interval:
+    """The value and the interval that `ends` made facts of."""
+    return Interval(facts[name], facts[f"{name}_low"], facts[f"{name}_high"])
+
+
+def loss(facts: Facts, name: str) -> Interval:
+    """How much lower something is, from the facts of its change."""
+    change = of(facts, name)
+    return Interval(-change.value, -change.high, -change.low)
+
+
+def accuracy_of(row: Any, column: str = "accuracy", chosen_among: int = 1) -> Interval:
+    """An accuracy over the rows of a case, wider if it was chosen among several."""
+    share, n = (np.array([row[name]], dtype=float) for name in (column, "n"))
+    low, high = wilson(share, n, level=1 - 0.05 / chosen_among)
+    return Interval(float(share[0]), float(low[0]), float(high[0]))
+
+
 def evaluation_facts(table: pd.DataFrame) -> Facts:
-    """How the full model does in domain and on the adversarial cases."""
+    """How the full model does in domain, on the adversarial cases and on the friendly ones."""
     inside = table.loc[table["kind"] == "in domain"]
-    outside = table.loc[table["kind"] == "adversarial"]
-    by_case = outside.set_index("case")["accuracy"]
+    outside = table.loc[table["kind"] == ADVERSARIAL].reset_index(drop=True)
+    rows = int(inside["n"].sum())
+    right = float((inside["accuracy"] * inside["n"]).sum())
+    in_domain = accuracy_of({"accuracy": right / rows, "n": rows})
+    adversarial = mean_interval([accuracy_of(row) for _, row in outside.iterrows()])
+    worst, best = (
+        outside.loc[at] for at in (outside["accuracy"].idxmin(), outside["accuracy"].idxmax())
+    )
+    known = table.assign(side=table["kind"]).loc[table["kind"].isin([ADVERSARIAL, FRIENDLY])]
     return {
-        "id_rows": inside["n"].sum(),
-        "id_accuracy": (inside["accuracy"] * inside["n"]).sum() / inside["n"].sum(),
+        "id_rows": rows,
+        **ends("id_accuracy", in_domain),
         "adversarial_cases": len(outside),
-        "adversarial_rows": outside["n"].sum(),
-        "adversarial_accuracy": by_case.mean(),
-        "worst_case": by_case.idxmin(),
-        "worst_case_accuracy": by_case.min(),
-        "best_case": by_case.idxmax(),
-        "best_case_accuracy": by_case.max(),
+        "adversarial_rows": int(outside["n"].sum()),
+        **ends("adversarial_accuracy", adversarial),
+        **ends("gap", difference_interval(in_domain, adversarial)),
+        "worst_case": worst["case"],
+        "worst_case_accuracy": worst["accuracy"],
+        "best_case": best["case"],
+        **ends("best_case_accuracy", accuracy_of(best, chosen_among=len(outside))),
+        "fewest_rows": int(outside["n"].min()),
+        "friendly_cases": int((table["kind"] == FRIENDLY).sum()),
+        "friendly_rows": int(table.loc[table["kind"] == FRIENDLY, "n"].sum()),
+        **{
+            f"full_{name}": value
+            for name, value in by_side(known, ["dataset"]).iloc[0][TOLD].items()
+        },
     }
 
 
@@ -136,83 +195,219 @@ def say_model(facts: Facts) -> Sentence:
     """How the full model does."""
     text = (
         "The full model is right on {id_accuracy:percent} of {id_rows} in-domain rows and, on "
-        "average over {adversarial_cases} {cases} cases, on {adversarial_accuracy:percent} (from "
-        "{worst_case_accuracy:percent} on {worst_case} to {best_case_accuracy:percent} on "
-        "{best_case})"
+        "average over {adversarial_cases} {cases} cases ({fewest_rows} rows or more each), on "
+        "{adversarial_accuracy:percent} (95% interval {adversarial_accuracy_low:percent} to "
+        "{adversarial_accuracy_high:percent}; from {worst_case_accuracy:percent} on {worst_case} "
+        "to {best_case_accuracy:percent} on {best_case})"
     )
-    if facts["id_accuracy"] - facts["adversarial_accuracy"] <= NEAR:
-        return write(facts, text + ": out of domain it does about as well.", False)
+    if has_sides(facts):
+        text += (
+            ", on the {friendly_cases} friendly ones on {full_friendly:percent}: balanced "
+            "{full_balanced:percent}"
+        )
+    worse = judge(of(facts, "gap"), NEAR)
+    if worse is None:
+        return write(facts, text + ". Too few rows to tell how much worse it does outside.", None)
+    if not worse:
+        return write(facts, text + ". Out of domain it does about as well.", False)
     if facts["cases"] != ADVERSARIAL:
-        return write(facts, text + ": out of domain it does worse.", None)
-    if facts["best_case_accuracy"] > 0.5:
-        return write(facts, text + ": out of domain it generalises in part.", True)
-    return write(facts, text + ": out of domain it follows the heuristic.", False)
+        return write(facts, text + ". Out of domain it does worse.", None)
+    if has_sides(facts) and facts["full_balanced"] <= ONE_ANSWER:
+        text += (
+            ". Answering one label alone would do as well: it answers {full_said} on "
+            "{full_said_share:percent} of these rows."
+        )
+        return write(facts, text, False)
+    part = judge(of(facts, "best_case_accuracy"), HALF)
+    text += {
+        True: ". Out of domain it generalises in part.",
+        False: ". Out of domain it follows the heuristic.",
+        None: ". Too few rows to tell whether it is right on more than half of any case.",
+    }[part]
+    return write(facts, text, part)
+
+
+def has_sides(facts: Facts) -> bool:
+    """Whether friendly cases are known beside the adversarial ones."""
+    return not math.isnan(facts["full_balanced"])
 
 
 def spread_facts(spread: pd.DataFrame, cases: Sequence[str], sparsities: Sequence[float]) -> Facts:
-    """How far the subnetworks of one sparsity lie apart, in domain and on the widest case."""
+    """How far the subnetworks of one sparsity lie apart, in domain and on the widest case.
+
+    The widest of several cases, and the two seeds that are furthest apart, are chosen among many:
+    their interval is widened for it (Bonferroni).
+    """
     facts: Facts = {}
     for name, sparsity in (("first", sparsities[0]), ("second", sparsities[-1])):
         chosen = spread.loc[spread["sparsity"] == sparsity]
         inside = chosen.loc[chosen["dataset"] == "id"]
         outside = chosen.loc[(chosen["dataset"] == "ood") & chosen["case"].isin(list(cases))]
-        width = outside["max"] - outside["min"]
-        widest = outside.loc[width.idxmax()]
+        lowest = inside.loc[(inside["full"] - inside["min"]).idxmax()]
+        widest = outside.loc[(outside["max"] - outside["min"]).idxmax()]
+        seeds = int(inside["seeds"].iloc[0])
+        pairs = max(1, seeds * (seeds - 1) // 2 * len(outside))
+        drop = difference_interval(
+            *(accuracy_of(lowest, column, seeds * len(inside)) for column in ("full", "min"))
+        )
+        width = difference_interval(
+            *(accuracy_of(widest, column, pairs) for column in ("max", "min"))
+        )
         facts |= {
             f"{name}_sparsity": sparsity,
-            f"{name}_seeds": inside["seeds"].iloc[0],
+            f"{name}_seeds": seeds,
             f"{name}_id_mean": inside["mean"].mean(),
             f"{name}_id_lowest": inside["min"].min(),
-            f"{name}_id_worst_drop": (inside["full"] - inside["min"]).max(),
+            **ends(f"{name}_id_worst_drop", drop),
             f"{name}_widest_case": widest["case"],
-            f"{name}_widest_low": widest["min"],
-            f"{name}_widest_high": widest["max"],
-            f"{name}_widest_spread": width.max(),
+            f"{name}_widest_rows": int(widest["n"]),
+            f"{name}_widest_least": widest["min"],
+            f"{name}_widest_most": widest["max"],
+            **ends(f"{name}_widest_spread", width),
             f"{name}_adversarial_mean": outside["mean"].mean(),
         }
     return facts
 
 
+def side_facts(sides: pd.DataFrame, sparsities: Sequence[float], full: float) -> Facts:
+    """Both sides of the subnetworks: means over seeds, and how they change.
+
+    `full` is the full model's accuracy on the friendly cases. The second sparsity is compared with
+    the first seed by seed.
+    """
+    facts: Facts = {}
+    seeds = sides.set_index(["sparsity", "seed"])
+    first, second = (seeds.loc[sparsities[at]] for at in (0, -1))
+    for name, chosen in (("first", first), ("second", second)):
+        means = chosen[["friendly", "adversarial", "balanced"]].mean()
+        facts |= {f"{name}_{side}_side": value for side, value in means.items()}
+        facts[f"{name}_balanced_least"] = chosen["balanced"].min()
+        facts[f"{name}_balanced_most"] = chosen["balanced"].max()
+        said = chosen.groupby("said")["said_share"]
+        facts[f"{name}_said"] = said.size().idxmax() if len(said) else ""
+        facts[f"{name}_said_seeds"] = int(said.size().max()) if len(said) else 0
+        facts[f"{name}_said_share"] = said.mean().get(facts[f"{name}_said"], math.nan)
+        facts |= ends(f"{name}_friendly_change", mean_change(chosen["friendly"] - full))
+    for side in ("friendly", "adversarial"):
+        facts |= ends(f"{side}_change", mean_change(second[side] - first[side]))
+    return facts
+
+
+def mean_change(changes: pd.Series) -> Interval:
+    """The mean change of an accuracy over seeds; it cannot be more than all of it."""
+    mean, low, high = t_interval(changes.to_list())
+    return Interval(mean, max(low, -1.0), min(high, 1.0))
+
+
 def say_spread(facts: Facts, name: str) -> Sentence:
     """Whether subnetworks that agree in domain differ outside; ``N_`` stands for the name."""
+
+    def written(text: str, found: bool | None) -> Sentence:
+        return write(facts, text.replace("N_", f"{name}_"), found)
+
+    text = "With {N_sparsity:percent} of the units removed"
     if facts[f"{name}_seeds"] < 2:
-        text = "With {N_sparsity:percent} of the units removed there is one subnetwork: "
-        return write(facts, text.replace("N_", f"{name}_") + "nothing to compare.", None)
-    faithful = facts[f"{name}_id_worst_drop"] <= FAITHFUL
-    wide = facts[f"{name}_widest_spread"] > WIDE
-    text = (
-        "With {N_sparsity:percent} of the units removed, the subnetworks of {N_seeds} seeds are "
-        "right in domain on {N_id_mean:percent} on average and {N_id_lowest:percent} at least"
-    )
-    text += " (faithful to the full model)" if faithful else " (not all are faithful)"
+        return written(text + " there is one subnetwork: nothing to compare.", None)
+    faithful = judge(of(facts, f"{name}_id_worst_drop"), FAITHFUL)
+    faithful = None if faithful is None else not faithful
+    wide = judge(of(facts, f"{name}_widest_spread"), WIDE)
     text += (
-        ", and their accuracy on {N_widest_case} ranges from {N_widest_low:percent} to "
-        "{N_widest_high:percent}: "
-        if wide
-        else ", and on no {cases} case do their accuracies lie further apart than "
-        "{N_widest_spread:span} points ({N_widest_case}): "
+        ", the subnetworks of {N_seeds} seeds are right in domain on {N_id_mean:percent} on "
+        "average and {N_id_lowest:percent} at least ("
     )
     text += {
-        (True, True): "close in domain, they generalise differently.",
-        (True, False): "close in domain, they also generalise alike.",
-        (False, True): "they differ, but not at equal in-domain accuracy.",
-        (False, False): "outside the seeds agree, in domain some are lost.",
+        True: "faithful to the full model",
+        False: "not all are faithful",
+        None: "too few rows to tell whether all are faithful",
+    }[faithful]
+    text += (
+        "). Their accuracies lie furthest apart on {N_widest_case}, from {N_widest_least:percent} "
+        "to {N_widest_most:percent} of {N_widest_rows} rows (a difference of "
+        "{N_widest_spread_low:span} to {N_widest_spread_high:span} points, 95% interval)"
+    )
+    collapsed = has_sides(facts) and judge(loss(facts, f"{name}_friendly_change"), COLLAPSE)
+    if has_sides(facts):
+        text += (
+            "; balanced over friendly and {cases} cases they score {N_balanced_least:percent} to "
+            "{N_balanced_most:percent}, the full model {full_balanced:percent}"
+        )
+    if collapsed:
+        return written(text + ". " + COLLAPSED, None)
+    return written(text + _spread_verdict(faithful, wide), _both(faithful, wide))
+
+
+COLLAPSED = (
+    "On the friendly cases they fall from {full_friendly:percent} to {N_friendly_side:percent}: "
+    "{N_said_seeds} of {N_seeds} answer {N_said} most, on {N_said_share:percent} of the rows of "
+    "both sides. Answering one label is not generalising."
+)
+"""What is said of subnetworks that lose the friendly cases; ``N_`` stands for the sparsity."""
+
+
+def _both(first: bool | None, second: bool | None) -> bool | None:
+    """True if both are, False if one is not, None if that cannot be told."""
+    if first is False or second is False:
+        return False
+    return None if first is None or second is None else True
+
+
+def _spread_verdict(faithful: bool | None, wide: bool | None) -> str:
+    if wide is None:
+        return ". Too few rows to tell whether they generalise differently."
+    return {
+        (True, True): ". Close in domain, they generalise differently.",
+        (True, False): ". Close in domain, they also generalise alike.",
+        (False, True): ". They differ, but not at equal in-domain accuracy.",
+        (False, False): ". Outside the seeds agree, in domain some are lost.",
+        (None, True): ". They generalise differently.",
+        (None, False): ". They generalise alike.",
     }[faithful, wide]
-    return write(facts, text.replace("N_", f"{name}_"), faithful and wide)
 
 
 def say_collapse(facts: Facts) -> Sentence:
-    """Whether sparser subnetworks lose what goes beyond the heuristic."""
+    """Whether sparser subnetworks lose what goes beyond the heuristic, or answer one label."""
     text = (
         "From {first_sparsity:percent} to {second_sparsity:percent} removed, mean accuracy on the "
         "{cases} cases goes from {first_adversarial_mean:percent} to "
-        "{second_adversarial_mean:percent}"
+        "{second_adversarial_mean:percent} (a change of "
+        "{adversarial_change_low:points} to {adversarial_change_high:points} points over seeds, "
+        "95% interval)"
     )
-    if facts["first_adversarial_mean"] - facts["second_adversarial_mean"] <= COLLAPSE:
-        return write(facts, text + ": no clear loss.", False)
-    if facts["cases"] != ADVERSARIAL:
-        return write(facts, text + ": smaller subnetworks do worse outside.", None)
-    return write(facts, text + ": smaller subnetworks lose what goes beyond the heuristic.", True)
+    lost = judge(loss(facts, "adversarial_change"), COLLAPSE)
+    if not has_sides(facts):
+        text += {
+            True: ": smaller subnetworks do worse outside.",
+            False: ": no clear loss.",
+            None: ": too few seeds to tell.",
+        }[lost]
+        text += (
+            " No friendly cases are known, so that answering one label cannot be told from "
+            "generalising."
+        )
+        return write(facts, text, False if lost is False else None)
+    text += (
+        ", on the friendly ones from {first_friendly_side:percent} to "
+        "{second_friendly_side:percent}, balanced from {first_balanced_side:percent} to "
+        "{second_balanced_side:percent}"
+    )
+    friendly = judge(loss(facts, "friendly_change"), COLLAPSE)
+    if friendly:
+        text += (
+            ": smaller subnetworks lose both sides."
+            if lost
+            else ": smaller subnetworks fall into answering one label ({second_said_seeds} of "
+            "{second_seeds} answer {second_said} most, on {second_said_share:percent} of the "
+            "rows), which is not generalising."
+        )
+        return write(facts, text, False)
+    text += {
+        True: ": smaller subnetworks lose what goes beyond the heuristic.",
+        False: ": no clear loss on either side."
+        if friendly is False
+        else ": too few seeds to tell about the friendly cases.",
+        None: ": too few seeds to tell.",
+    }[lost]
+    return write(facts, text, lost if friendly is False or lost else None)
 
 
 def core_facts(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
@@ -295,16 +490,14 @@ def say_early(facts: Facts) -> Sentence:
 def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str]) -> Facts:
     """What removing the heads together costs, against each of them alone.
 
-    A case counts as super-additive if it does after Holm's correction over the cases, has rows
-    enough for its interval to mean something, and loses accuracy when they are removed together:
-    where it does not, an excess says only that removing one of them alone helps.
+    Whether a case is super-additive is the verdict of the table. Shown is the super-additive case
+    with the largest excess; if there is none, the case with the largest of those that were tested.
     """
     joint = excess.loc[excess["size"] == len(heads)]
     outside = joint.loc[joint["dataset"] == "ood"]
-    known = outside.loc[outside["n"] >= FEWEST_ROWS]
-    sure = known.loc[(holm(known["p"].to_numpy()) < LEVEL) & (known["drop"] > 0)]
-    outside = known if len(known) else outside
-    shown = sure if len(sure) else outside
+    sure = outside.loc[outside["verdict"] == SUPERADDITIVE]
+    tested = outside.loc[outside["p"].notna()]
+    shown = next((part for part in (sure, tested) if len(part)), outside)
     top = shown.loc[shown["excess"].idxmax()]
     alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")
     single = scan.loc[alone & (scan["dataset"] == "ood")]
@@ -313,11 +506,12 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
         "joint_id_drop": joint.loc[joint["dataset"] == "id", "drop"].mean(),
         "joint_case": top["case"],
         "joint_drop": top["drop"],
-        "joint_sum": top["sum_of_drops"],
+        "joint_losses": top["sum_of_losses"],
         "joint_excess": top["excess"],
         "joint_low": top["low"],
         "joint_high": top["high"],
         "superadditive_cases": len(sure),
+        "untold_cases": int((outside["verdict"] == CANNOT_TELL).sum()),
         "ablation_cases": len(outside),
         "core_head_change": single.loc[core, "accuracy_change"].mean(),
         "other_head_change": single.loc[~core, "accuracy_change"].mean(),
@@ -325,20 +519,20 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
 
 
 def say_joint(facts: Facts) -> Sentence:
-    """Whether the core heads do more together than the sum of each alone."""
+    """Whether the core heads lose more together than the sum of what each loses alone."""
     some = facts["superadditive_cases"] > 0
     text = "The core heads" if facts["core_size"] > 1 else "The heads"
+    text += " are super-additive on " + ("{superadditive_cases}" if some else "none")
+    text += " of {ablation_cases} {cases} cases"
+    text += " ({untold_cases} cannot tell)" if facts["untold_cases"] else ""
+    text += ": " if some else "; nearest, "
     text += (
-        " are super-additive on {superadditive_cases} of {ablation_cases} {cases} cases: "
-        if some
-        else " are super-additive on none of {ablation_cases} {cases} cases; nearest, "
+        "on {joint_case} removing them together costs {joint_drop:span} points, the losses of each "
+        "alone sum to {joint_losses:span}, the excess is {joint_excess:span} (95% interval "
+        "{joint_low:span} to {joint_high:span}). In domain it costs {joint_id_drop:span}."
     )
-    text += (
-        "on {joint_case} removing them together costs {joint_drop:span} points, the sum of each "
-        "alone is {joint_sum:span}, the excess {joint_excess:span} (95% interval {joint_low:span} "
-        "to {joint_high:span}). In domain it costs {joint_id_drop:span}."
-    )
-    return write(facts, text, some)
+    untold = facts["untold_cases"] == facts["ablation_cases"]
+    return write(facts, text, None if untold else some)
 
 
 def attention_facts(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
@@ -449,7 +643,9 @@ def size_facts(table: pd.DataFrame) -> Facts:
     cells = table.set_index(["checkpoint", "target"])
     for name, checkpoint in (("first", order[0]), ("last", order[-1])):
         facts[f"size_{name}_checkpoint"] = checkpoint
-        for target in ("id", "ood"):
+        for target in ("id", "ood", "balanced"):
+            if (checkpoint, target) not in cells.index:
+                continue
             row = cells.loc[(checkpoint, target)]
             facts[f"size_{name}_{target}"] = float(row["effective_size"])
             # A floor is missing where there is no chance level.
@@ -465,14 +661,19 @@ def say_sizes(facts: Facts) -> Sentence:
     text = (
         "From checkpoint {size_first_checkpoint} to {size_last_checkpoint} the effective size goes "
         "from {size_first_id}% to {size_last_id}% of the units in domain and from "
-        "{size_first_ood}% to {size_last_ood}% on the {cases} cases: "
+        "{size_first_ood}% to {size_last_ood}% on the {cases} cases"
     )
+    targets = {"id": "in domain", "ood": "outside"}
+    if "size_last_balanced" in facts:
+        text += " (balanced with the friendly ones {size_first_balanced}% to {size_last_balanced}%)"
+        targets["balanced"] = "balanced"
+    text += ": "
     text += "in domain it stays about the same, " if flat else "in domain it moves too, "
     text += "outside it rises." if rises else "outside it does not rise."
     doubts = [
         f"{where} at checkpoint {{size_{name}_checkpoint}} {FLAGS[flag]}"
         for name in ("first", "last")
-        for target, where in (("id", "in domain"), ("ood", "outside"))
+        for target, where in targets.items()
         for flag in facts[f"size_{name}_{target}_flags"]
     ]
     if doubts:

@@ -20,15 +20,17 @@ from hc_lens.analyses.study.config import StudyConfig
 from hc_lens.analyses.study.findings import Facts, say
 from hc_lens.analyses.study.results import Results
 from hc_lens.analyses.subnetworks import figures as subnetworks_figures
+from hc_lens.metrics import SHARE
 from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
 PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")
 """The packages whose versions the report names."""
 COLUMNS = {
-    "percent": "accuracy frequency full min max mean std sparsity share value chance permuted",
+    "percent": "accuracy frequency full min max mean std sparsity share value chance permuted "
+    "friendly adversarial balanced said_share joint",
     "points": "drop sum_of_drops excess low high accuracy_change total_accuracy_change "
-    "ablated_accuracy_change",
-    "probability": "p p_holm",
+    "ablated_accuracy_change sum_of_losses",
+    "probability": "p p_holm p_interaction",
     "two": "spearman",
 }
 """The columns that are shown in each style, in every table."""
@@ -55,7 +57,13 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
         "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
         "back to a file of the run folder."
     )
-    evaluation = _table(results, "evaluate/evaluation", "Accuracy by case")
+    evaluation = _table(
+        results,
+        "evaluate/evaluation",
+        "Accuracy by case, its 95% interval, and how often each label is predicted",
+        low="percent",
+        high="percent",
+    )
     sections = [
         Section("summary", "Summary", say(facts), notes=[note]),
         Section("model", "The full model", items=[evaluation]),
@@ -87,6 +95,9 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
     if config.checkpoints:
         drawing = subnetworks_figures.sparsity_figure(*shown("grid"))
         items.append(Drawing.of(drawing, "Accuracy against sparsity, final model"))
+    both = "The cases that the heuristic gets right (friendly) and wrong (adversarial), by seed"
+    sides = _table(results, "core/sides", both)
+    items += [sides] if sides.frame["balanced"].notna().any() else []
     items.append(_table(results, "core/spread", "Accuracy over seeds"))
     return Section("subnetworks", "Subnetworks of many seeds", items=items)
 
@@ -103,14 +114,16 @@ def _core(results: Results, sparsities: tuple[float, ...]) -> Section:
 def _ablation(results: Results) -> Section:
     excess, scan = results.table("ablation/excess"), results.table("ablation/scan")
     joint = excess.loc[excess["size"] == len(results.heads)]
-    together = joint.drop(columns=["set", "size"])
+    # The verdict goes by what is corrected; both corrections are over all rows of the file.
+    together = joint.drop(columns=["set", "size", "p"])
+    title = "The heads together, in points; p corrected over every set and case that was tested"
     each = scan.loc[:, ["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
     items = [
         Drawing.of(
             superadditive.figure(joint, joint["set"].iloc[0]),
-            "Loss of accuracy: the heads together, and the sum of each alone",
+            "Loss of accuracy: the heads together, and the sum of what each loses alone",
         ),
-        _table(results, "ablation/excess", "The heads together, in points", together),
+        _table(results, "ablation/excess", title, together),
         _table(results, "ablation/scan", "Every ablation", each),
     ]
     minimal = _table(results, "ablation/minimal", "Smallest super-additive sets")
@@ -166,4 +179,5 @@ def _table(
 ) -> Table:
     """A table of a step, or the rows and columns of it that are shown."""
     frame = results.table(name) if shown is None else shown
-    return Table(frame, f"steps/{name}.csv", title, STYLES | styles)
+    shares = {column: "percent" for column in frame if column.startswith(SHARE)}
+    return Table(frame, f"steps/{name}.csv", title, STYLES | shares | styles)

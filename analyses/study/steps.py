@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -36,8 +37,10 @@ from hc_lens.analyses.study import findings
 from hc_lens.analyses.study.config import StudyConfig, read_settings
 from hc_lens.analyses.study.page import build
 from hc_lens.analyses.study.results import Results
+from hc_lens.data.known import ADVERSARIAL, FRIENDLY
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
+from hc_lens.metrics import by_side, case_sides
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.loading import HookedModel
 from hc_lens.protocols import BatchesLike
@@ -45,10 +48,11 @@ from hc_lens.records import Records, digest, json_bytes, table_bytes
 from hc_lens.settings import plain_value
 from hc_lens.show import Attention
 from hc_lens.show.report import Sentence
+from hc_lens.sweeps.engines import Local
 
 KIND = "study"
 """The kind of work that a run folder holds."""
-METHOD = 2
+METHOD = 3
 """Goes up when a step computes something else than before."""
 REPORT = "report"
 """The last step."""
@@ -80,11 +84,19 @@ class Study:
     """Processes that prune at the same time; None for one per core."""
     progress: bool = True
     """Whether progress bars are shown."""
+    say: Callable[[str], None] | None = None
+    """Gets a line for each step, and for how far pruning is where no bar is shown."""
+    device: str | None = None
+    """Where the models run."""
 
     @cached_property
     def model(self) -> HookedModel:
         """The final model."""
-        return read_model(self.config.model)
+        return self.read(self.config.model)
+
+    def read(self, model: str) -> HookedModel:
+        """A model of the study."""
+        return read_model(model, labels=self.config.model_labels or None, device=self.device)
 
     @cached_property
     def train(self) -> hc.Batches:
@@ -98,15 +110,25 @@ class Study:
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """The adversarial cases."""
-        return self.config.adversarial or tuple(
-            dict.fromkeys(case for batch in self.data["ood"] for case in batch.cases)
-        )
+        """The adversarial cases: those named, those that the heuristic gets wrong, or all."""
+        sides = case_sides(self.data["ood"])
+        wrong = [case for case, side in sides.items() if side == ADVERSARIAL]
+        chosen = self.config.adversarial or tuple(wrong or sides)
+        if absent := [case for case in chosen if case not in sides]:
+            raise HcLensError(
+                f"expected rows of every adversarial case, got none of {absent}; the rows of ood "
+                f"have {list(sides)}; name other cases, or draw the rows evenly over the cases "
+                "with limit_per_case="
+            )
+        return chosen
 
-    @cached_property
-    def adversarial(self) -> dict[str, BatchesLike]:
-        """The evaluation rows, of ``ood`` the adversarial cases only."""
-        return {**self.data, "ood": self.data["ood"].of_cases(*self.cases)}
+    def adversarial(self, rows: int) -> dict[str, BatchesLike]:
+        """So many rows of ``id`` and of the adversarial cases of ``ood``, evenly over cases."""
+        chosen = {**self.data, "ood": self.data["ood"].of_cases(*self.cases)}
+        return {
+            name: batches.limited(per_case=math.ceil(rows / len(case_sides(batches))))
+            for name, batches in chosen.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -131,8 +153,9 @@ def run(
     *,
     command: str = "hc_lens.analyses.study.run(...)",
     workers: int | None = None,
+    device: str | None = None,
     progress: bool = True,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[[str], None] | None = None,
     force: bool = False,
 ) -> Path:
     """Run a study, or what is left of it, and return the path of its report.
@@ -141,10 +164,12 @@ def run(
         out: the run folder; that of an earlier call is continued.
         command: how the study was started, for the report.
         workers: processes that prune at the same time; by default one per core.
-        say: gets a line at the start of each step that is run.
+        device: where the models run.
+        say: gets a line at the start of each step that is run, and lines on how far pruning is
+            where no bar is shown.
         force: run every step again, also in the folder of another model.
     """
-    study = Study(config, Path(out) / "runs", command, workers, progress)
+    study = Study(config, Path(out) / "runs", command, workers, progress, say, device)
     records = Records(out, KIND, {"model": fingerprint(study.model)}, owner=True, force=force)
     if force:
         records.remove("steps")
@@ -155,14 +180,21 @@ def run(
             f"expected {page} to be the report that this study wrote, got another file; move it "
             "away and run the same command again"
         )
-    made = run_steps(records, list_steps(study), study, say)[REPORT]
-    files = {name: (made / name).read_bytes() for name in (SETTINGS, FACTS, PAGE)}
+    steps = list_steps(study)
+
+    def publish(files: Mapping[str, bytes]) -> None:
+        for name, content in files.items():
+            target = Path(out) / name
+            if not target.exists() or target.read_bytes() != content:
+                records.write_file(name, content)
+
+    # The settings come first: a study that is stopped early can be read and repeated.
+    publish({SETTINGS: config.to_toml().encode()})
+    made = run_steps(records, steps, study)[REPORT]
+    files = {name: (made / name).read_bytes() for name in (FACTS, PAGE)}
     known = dict.fromkeys([*known, digest(files[PAGE])])
     # Remembered first: a page that is there but unknown would count as somebody else's.
-    for name, content in {PUBLISHED: json_bytes(list(known)), **files}.items():
-        target = Path(out) / name
-        if not target.exists() or target.read_bytes() != content:
-            records.write_file(name, content)
+    publish({PUBLISHED: json_bytes(list(known)), **files})
     return page
 
 
@@ -198,13 +230,13 @@ def list_steps(study: Study) -> list[Step]:
     """The steps of a study, each after those that it builds on."""
     # What cannot work is told before the long steps, not after them.
     check_supported(study.model)
-    _ = study.adversarial
+    study.adversarial(1)
     config = study.config
     rows = {"train": study.train.fingerprint}
     rows |= {name: batches.fingerprint for name, batches in study.data.items()}
     inputs = {"model": fingerprint(study.model), **rows, "adversarial": list(study.cases)}
     checkpoints = {
-        name: fingerprint(study.model if model == config.model else read_model(model))
+        name: fingerprint(study.model if model == config.model else study.read(model))
         for name, model in config.checkpoints.items()
     }
 
@@ -217,6 +249,7 @@ def list_steps(study: Study) -> list[Step]:
         return Step(name, prune, ("inputs",), {"sweep": sweep}, {"models": models})
 
     core = some("final", "early", "sparsities", "core_fraction")
+    core["cases"] = study.cases
     attention = some("evaluation", "attention_rows", "examples")
     steps = [
         Step("inputs", write_inputs, settings=inputs),
@@ -242,20 +275,20 @@ def list_steps(study: Study) -> list[Step]:
     return [*steps, Step(REPORT, write_report, every, {"config": config}, version)]
 
 
-def run_steps(
-    records: Records, steps: Iterable[Step], study: Study, say: Callable[[str], None]
-) -> dict[str, Path]:
+def run_steps(records: Records, steps: Iterable[Step], study: Study) -> dict[str, Path]:
     """Run what is not there yet; the folder of each step."""
     keys: dict[str, str] = {}
     folders: dict[str, Path] = {}
-    for step in steps:
+    every = list(steps)
+    for number, step in enumerate(every, start=1):
         decides = plain_value({**step.settings, **step.also})
         key = digest(METHOD, step.name, decides, [keys[need] for need in step.needs])
         record = f"steps/{step.name}"
         if records.find(record, key) is None:
             # What was built on the old results is no longer whole: no report is made of it.
             records.remove(f"steps/{REPORT}")
-            say(f"{step.name.replace('_', ' ')} ...")
+            if study.say is not None:
+                study.say(f"step {number} of {len(every)}: {step.name.replace('_', ' ')}")
             found = Results({need: folders[need] for need in step.needs})
             records.write(record, partial(step.run, study, found, **step.settings), key)
         keys[step.name] = key
@@ -271,11 +304,10 @@ def write_inputs(study: Study, found: Results, out: Path, **inputs: Any) -> None
 def evaluate(study: Study, found: Results, out: Path) -> None:
     """The full model in domain and on every case out of domain."""
     scores = hc.evaluate(study.model, study.data, progress=study.progress)
-    table = scores[["dataset", "case", "n", "accuracy"]]
-    kinds = [
-        "in domain" if dataset != "ood" else "adversarial" if case in study.cases else "other"
-        for dataset, case in zip(table["dataset"], table["case"], strict=True)
-    ]
+    table = scores.drop(columns=["subnetwork", "kl", "agreement"])
+    kinds = table["side"].where(table["side"] == FRIENDLY, "other")
+    kinds = kinds.mask(table["case"].isin(study.cases), ADVERSARIAL)
+    kinds = kinds.mask(table["dataset"] != "ood", "in domain")
     _write_tables(out, evaluation=table.assign(kind=kinds))
 
 
@@ -287,7 +319,9 @@ def collect_means(study: Study, found: Results, out: Path) -> None:
 
 def prune(study: Study, found: Results, out: Path, sweep: hc.SweepConfig) -> None:
     """The subnetworks of a sweep, kept in ``runs``, and their accuracies."""
-    runs = hc.sweep(sweep, store=str(study.runs), workers=study.workers, progress=study.progress)
+    shown = study.progress or study.say is not None
+    engine = Local(study.workers, device=study.device or "cpu")
+    runs = hc.sweep(sweep, str(study.runs), engine=engine, progress=shown, say=study.say)
     runs.check_finished()
     kept = [(*key, " ".join(network.kept)) for key, network in runs.subnetworks.items()]
     _write_tables(
@@ -306,6 +340,7 @@ def find_core(
     early: str | None,
     sparsities: tuple[float, ...],
     core_fraction: float,
+    cases: tuple[str, ...],
 ) -> None:
     """Which heads the subnetworks share, and how far their accuracies lie apart."""
     space = hc.UnitSpace.of(study.model)
@@ -333,17 +368,23 @@ def find_core(
     runs = found.table("subnetworks/runs")
     of_final = runs.loc[runs["checkpoint"] == final]
     spread = subnetworks.spread(of_final, found.table("subnetworks/full"))
-    _write_tables(out, frequencies=table, jaccard=subnetworks.jaccard(chosen), spread=spread)
+    followed = of_final["case"].isin(cases) | (of_final["side"] == FRIENDLY)
+    outside = of_final.loc[(of_final["dataset"] == "ood") & followed]
+    outside = outside.assign(side=outside["side"].mask(outside["case"].isin(cases), ADVERSARIAL))
+    sides = by_side(outside, ["checkpoint", "sparsity", "seed"])
+    _write_tables(
+        out, frequencies=table, jaccard=subnetworks.jaccard(chosen), spread=spread, sides=sides
+    )
 
 
 def ablate(study: Study, found: Results, out: Path, scan_rows: int) -> None:
     """Each head alone, and the core together; super-additivity."""
     ablated = superadditive.analyse(
         study.model,
-        study.adversarial,
+        study.adversarial(scan_rows),
         found.means,
         found.heads,
-        superadditive.SuperAdditiveConfig(pool=tuple(found.heads[:MOST_HEADS]), limit=scan_rows),
+        superadditive.SuperAdditiveConfig(pool=tuple(found.heads[:MOST_HEADS])),
         progress=study.progress,
     )
     _write_tables(out, scan=ablated.rows.table(), excess=ablated.excess, minimal=ablated.minimal)
@@ -396,10 +437,10 @@ def trace(study: Study, found: Results, out: Path, trace_rows: int) -> None:
     """Who reads the core."""
     traced = composition.trace(
         study.model,
-        study.adversarial,
+        study.adversarial(trace_rows),
         found.means,
         found.heads[:MOST_TRACED],
-        composition.TraceConfig(limit=trace_rows),
+        composition.TraceConfig(),
         progress=study.progress,
     )
     traced.save(out)

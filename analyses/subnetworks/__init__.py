@@ -13,7 +13,9 @@ Section 4 of Bhaskar, Friedman and Chen (2024).
    preference for some layers is no longer evidence of a core.
 4. `jaccard` compares subnetworks two by two. `early_core` asks whether the core of a checkpoint
    from before the model generalised is still in the final one.
-5. `spread` and `by_sparsity` are about the accuracies of the runs.
+5. `spread` and `by_sparsity` are about the accuracies of the runs, case by case. `by_side` puts the
+   cases that the heuristic gets right beside those that it gets wrong: a subnetwork that gives one
+   answer to everything gains on one side what it loses on the other.
 
 Subnetworks come as ``{(checkpoint, sparsity, seed): Subnetwork}``, as in the ``subnetworks`` of
 `hc.sweep`; `select` chooses among them. All other functions take those of one checkpoint.
@@ -34,8 +36,18 @@ from jaxtyping import Float, Int
 from scipy.stats import hypergeom
 
 from hc_lens.analyses.statistics import Correlation, rank_correlation
-from hc_lens.analyses.tables import CELL, RUN, FullModels, with_full
+from hc_lens.analyses.tables import (
+    ABOUT,
+    CELL,
+    RUN,
+    FullModels,
+    RunTable,
+    full_table,
+    run_table,
+    with_full,
+)
 from hc_lens.errors import HcLensError, check_choice
+from hc_lens.metrics import by_side as compared
 from hc_lens.pruning.subnetwork import Subnetwork
 
 Key = tuple[str, float, int]
@@ -263,21 +275,22 @@ def early_core(
     return EarlyCore(tuple(first), tuple(last), tuple(shared), share, expected, tail)
 
 
-def spread(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
+def spread(table: RunTable, full: FullModels) -> pd.DataFrame:
     """How far seeds of one sparsity lie apart (Tables 5 and 7), as fractions.
 
-    Columns: checkpoint, sparsity, dataset, case, full (the full model's accuracy), min, max, mean,
-    std (over seeds, with n - 1; NaN for one seed), seeds (their number).
+    Columns: checkpoint, sparsity (as it was asked for), dataset, case, side and n if the table has
+    them, full (the full model's accuracy), min, max, mean, std (over seeds, with n - 1; NaN for one
+    seed), seeds (their number; runs that are missing do not count).
     `hc_lens.analyses.tables` says what the tables of the runs and of the full models have.
     """
     return _summary(with_full(table, full), ["checkpoint"], ["sparsity", *CELL, "full"])
 
 
-def by_sparsity(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
+def by_sparsity(table: RunTable, full: FullModels) -> pd.DataFrame:
     """Accuracy against sparsity, a curve for each checkpoint, dataset and case (Figure 4).
 
-    Columns: checkpoint, dataset, case, sparsity, min, max, mean, std, seeds. Every curve begins
-    with the full model at sparsity 0.
+    Columns: checkpoint, dataset, case, sparsity, side and n if the table has them, min, max, mean,
+    std, seeds. Every curve begins with the full model at sparsity 0.
     """
     runs, curve = with_full(table, full), ["checkpoint", *CELL]
     start = runs.drop_duplicates(curve)
@@ -285,11 +298,44 @@ def by_sparsity(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
     return _summary(pd.concat([start, runs]), curve, ["sparsity"])
 
 
+def by_side(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
+    """Friendly beside adversarial cases, for every run and for its full model.
+
+    Args:
+        table: runs as in `spread`, with the column side.
+        full: accuracies of the full models.
+
+    Returns:
+        One row for each run and each dataset that has both sides. Columns: checkpoint, sparsity,
+        seed, dataset, friendly and adversarial (means of the accuracy over the cases of that side),
+        balanced (the mean of both), full_friendly, full_adversarial and full_balanced (the same of
+        the full model), said (the label that is said most) and said_share (how often it is).
+    """
+    runs = run_table(table)
+    if "side" not in runs:
+        raise HcLensError(
+            "expected the column side in the table of runs (friendly or adversarial for every "
+            f"case), got {', '.join(map(str, table.columns))}; evaluate with a task that names the "
+            "label of its heuristic, or add the column"
+        )
+    # The shares of the labels are read here and nowhere else.
+    shares = table.filter(regex="^share_").reset_index(drop=True)
+    found = compared(pd.concat([runs, shares], axis=1), [*RUN, "dataset"])
+    cells = runs[[*CELL, "side"]].drop_duplicates()
+    whole = compared(full_table(full).merge(cells, on=list(CELL)), ["checkpoint", "dataset"])
+    names = {name: f"full_{name}" for name in ("friendly", "adversarial", "balanced")}
+    whole = whole.rename(columns=names)[["checkpoint", "dataset", *names.values()]]
+    joined = found.merge(whole, on=["checkpoint", "dataset"], how="left")
+    order = [*RUN, "dataset", *names, *names.values(), "said", "said_share"]
+    return joined.loc[joined["balanced"].notna(), order].reset_index(drop=True)
+
+
 def _summary(table: pd.DataFrame, curve: list[str], along: list[str]) -> pd.DataFrame:
     """Accuracies over seeds, with the sparsities of each curve in order."""
+    about = {name: (name, "first") for name in ABOUT if name in table}
     measures = {name: ("accuracy", name) for name in ("min", "max", "mean", "std")}
     cells: Any = table.groupby([*curve, *along], sort=False)
-    found: Any = cells.agg(**measures, seeds=("accuracy", "size")).reset_index()
+    found: Any = cells.agg(**about, **measures, seeds=("accuracy", "count")).reset_index()
     curves = [
         part.sort_values("sparsity", kind="stable") for _, part in found.groupby(curve, sort=False)
     ]

@@ -50,10 +50,16 @@ def run(settings: Settings, work: Work) -> None:
     table = runs.table.loc[runs.table["checkpoint"] == name]
     spread = analysis.spread(table, runs.full)
     parts += ["\nspread over seeds", readable(spread.drop(columns="checkpoint"))]
+    sides = analysis.by_side(table, runs.full) if "side" in table else None
+    if sides is not None and len(sides):
+        shown = readable(sides.drop(columns="checkpoint"))
+        parts += ["\nfriendly and adversarial cases, and the balanced score of each run", shown]
 
     def write(folder: Path) -> None:
         from hc_lens.analyses.subnetworks import figures
 
+        if sides is not None:
+            (folder / "sides.csv").write_bytes(table_bytes(sides))
         counted = analysis.frequencies(chosen)
         (folder / "frequencies.csv").write_bytes(table_bytes(counted))
         (folder / "jaccard.csv").write_bytes(table_bytes(analysis.jaccard(chosen)))

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from hc_lens.analyses.style import BLUE, LINES, PALE, RED, legend, panels, percent_axis
 from hc_lens.analyses.subnetworks import at_sparsity, by_sparsity, frequency_table, spearman
-from hc_lens.analyses.tables import CELL, FullModels, with_full
+from hc_lens.analyses.tables import CELL, FullModels, RunTable, with_full
+from hc_lens.data.known import SIDES
 from hc_lens.errors import HcLensError, check_choice
 
 MARKERS = "osD^vP*X"
@@ -59,11 +60,12 @@ def frequency_scatter(
 
 
 def spread_figure(
-    table: pd.DataFrame, full: FullModels, *, cases: Sequence[str] | None = None
+    table: RunTable, full: FullModels, *, cases: Sequence[str] | None = None
 ) -> Figure:
     """A dot for each seed and case, a panel for each sparsity, the full model as a line.
 
-    The layout is that of Figures 2, 3 and 12.
+    The layout is that of Figures 2, 3 and 12. If the table has cases of both sides, the friendly
+    ones stand first, and every case is marked with its side.
 
     Args:
         table: runs of one checkpoint.
@@ -72,6 +74,7 @@ def spread_figure(
             dataset's name, a case of several datasets by ``dataset case``.
     """
     runs, names = _named(with_full(table, full), cases)
+    labels = _labels(runs, names)
     sparsities = sorted(runs["sparsity"].unique())
     drawing, grid = panels((7.0, 1.0 + 0.3 * len(names)), columns=len(sparsities), sharey=True)
     for axes, sparsity in zip(grid, sparsities, strict=True):
@@ -86,7 +89,7 @@ def spread_figure(
         percent_axis(axes, "x", "accuracy")
         axes.set_title(f"{100 * sparsity:g}% sparsity")
         axes.grid(axis="x", color="0.9")
-    grid[0].set_yticks(range(len(names)), names)
+    grid[0].set_yticks(range(len(names)), labels)
     grid[0].invert_yaxis()
     grid[0].plot([], [], "o", color=BLUE, ms=4, label="one seed's subnetwork")
     grid[0].plot([], [], color=RED, linewidth=2.5, label="full model")
@@ -95,20 +98,21 @@ def spread_figure(
 
 
 def sparsity_figure(
-    table: pd.DataFrame, full: FullModels, *, cases: Sequence[str] | None = None
+    table: RunTable, full: FullModels, *, cases: Sequence[str] | None = None
 ) -> Figure:
     """Accuracy against sparsity (Figure 4): the mean over seeds, with their range.
 
-    The arguments are those of `spread_figure`; the full model is drawn at sparsity 0.
+    The arguments and the order are those of `spread_figure`; the full model is drawn at sparsity 0.
     """
     curves, names = _named(by_sparsity(table, full), cases)
+    labels = _labels(curves, names)
     drawing, (axes,) = panels((7.0, 4.4))
     styles = zip(cycle(LINES), cycle(MARKERS), cycle(DASHES), strict=False)
-    for name, (colour, marker, dash) in zip(names, styles, strict=False):
+    for name, label, (colour, marker, dash) in zip(names, labels, styles, strict=False):
         rows = curves.loc[curves["name"] == name]
         at = 100 * rows["sparsity"]
         axes.fill_between(at, 100 * rows["min"], 100 * rows["max"], color=colour, alpha=0.1)
-        axes.plot(at, 100 * rows["mean"], dash, color=colour, marker=marker, ms=5, label=name)
+        axes.plot(at, 100 * rows["mean"], dash, color=colour, marker=marker, ms=5, label=label)
     axes.set_xlabel("sparsity (%)")
     percent_axis(axes, "y", "accuracy")
     legend(drawing, side="right", fontsize=9)
@@ -127,7 +131,24 @@ def _named(table: pd.DataFrame, cases: Sequence[str] | None) -> tuple[pd.DataFra
     dataset, case = cells["dataset"], cells["case"]
     alone = ~dataset.duplicated(keep=False) & (dataset.nunique() > 1)
     names = case.mask(case.duplicated(keep=False), dataset + " " + case).mask(alone, dataset)
+    named = table.merge(cells.assign(name=names), on=list(CELL))
+    if cases is None and _both_sides(named):
+        # Friendly before adversarial, each in its order; what is on neither side comes first.
+        order = named["side"].map({side: place for place, side in enumerate(SIDES, 1)}).fillna(0)
+        names = named.loc[order.sort_values(kind="stable").index, "name"].drop_duplicates()
     chosen = names.tolist() if cases is None else list(cases)
     for name in chosen or [None]:
         check_choice("cases of the runs", name, names)
-    return table.merge(cells.assign(name=names), on=list(CELL)), chosen
+    return named, chosen
+
+
+def _both_sides(table: pd.DataFrame) -> bool:
+    return "side" in table and set(SIDES) <= set(table["side"])
+
+
+def _labels(named: pd.DataFrame, names: list[str]) -> list[str]:
+    """The names, with the side of each case if the table has both sides."""
+    if not _both_sides(named):
+        return names
+    sides = named.drop_duplicates("name").set_index("name")["side"]
+    return [f"{name} ({sides[name]})" if sides[name] in SIDES else name for name in names]

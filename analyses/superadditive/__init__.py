@@ -3,10 +3,11 @@
 Tables 3 and 4 of Bhaskar, Friedman and Chen (2024), with intervals.
 
 1. `analyse` scans every head, some joint sets and the subsets of a pool, and makes the tables of
-   `hc_lens.analyses.superadditive.drops`.
-2. `screen` estimates the excess of every pair of units, for models with too many pairs to measure
-   (`hc_lens.analyses.superadditive.interactions`).
-3. `figure` draws one set against the sum of its members.
+   `hc_lens.analyses.superadditive.drops`. Each set has a verdict on each case
+   (`hc_lens.analyses.superadditive.verdicts`).
+2. `screen` estimates the interaction of every pair of units, for models with too many pairs to
+   measure (`hc_lens.analyses.superadditive.interactions`).
+3. `figure` draws one set against the sum of what its members lose.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hc_lens.analyses.statistics import holm
 from hc_lens.analyses.superadditive.drops import ExcessConfig, excess, layout, minimal, subsets
 from hc_lens.analyses.superadditive.figures import figure
 from hc_lens.analyses.superadditive.interactions import Screen, ScreenConfig, screen
+from hc_lens.analyses.superadditive.verdicts import Verdict
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.protocols import BatchesLike, Model
@@ -34,6 +36,7 @@ __all__ = [
     "ScreenConfig",
     "SuperAdditive",
     "SuperAdditiveConfig",
+    "Verdict",
     "analyse",
     "excess",
     "figure",

@@ -32,7 +32,7 @@ def run(settings: Settings, work: Work) -> None:
     data = work.evaluation(model, settings.rows, settings.ood)
     if not work.begin():
         return
-    source = work.means(model, settings.replacement, settings.rows.spec(split=None))
+    source = work.means(model, settings.replacement, settings.rows)
     store = None if work.out is None else work.out / BATCHES
     found = analyse(model, data, source, settings.core, config, store=store, progress=work.progress)
 

@@ -1,13 +1,10 @@
 """What sets of units lose together and alone: tables from a scan.
 
 1. The drop of a set S on a case is the full model's mean minus the mean with S ablated; the mean is
-   over rows, of being right by default. A set is super-additive if its drop exceeds the sum of its
-   members' drops: ``excess(S) = drop(S) - sum of drop({i})``.
-2. The excess is the mean over rows of ``(c - c_S) - sum of (c - c_i)``, where c is 1 for a right
-   answer. Its interval is the percentile bootstrap over rows, all sets on the same resamples.
-3. `p` is one-sided, from the excess over its bootstrap standard error; `p_holm` is Holm's
-   correction over all rows of the table, for readers who look for the largest among many.
-4. A super-additive set is minimal if no smaller set within it, of two members or more, is
+   over rows, of being right by default. A negative drop is a gain.
+2. `excess` compares the drop of each set with the sum of its members' losses, and gives a verdict
+   (`hc_lens.analyses.superadditive.verdicts`). All sets of a case have the same resamples.
+3. A super-additive set is minimal if no smaller set within it, of two members or more, is
    super-additive on the same case.
 
 A drop in accuracy only shows where a decision flips: two units can each move a row half-way to the
@@ -24,11 +21,10 @@ from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from scipy.special import expit
-from scipy.stats import norm
 
-from hc_lens.analyses.statistics import bootstrap_means, holm
+from hc_lens.analyses.statistics import bootstrap_means
+from hc_lens.analyses.superadditive.verdicts import DECIMALS, SUPERADDITIVE, excess_of, judge
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.metrics import FULL
 from hc_lens.scans.scan import ScanRows
@@ -47,7 +43,7 @@ class ExcessConfig:
     n_resamples: int = 2000
     """Number of bootstrap resamples."""
     level: float = 0.95
-    """Coverage of the interval."""
+    """Coverage of the interval; the one-sided level of a verdict is half of what it leaves."""
     seed: int = 0
     """Seed of the bootstrap; each case has its own stream, so that cases do not change others."""
 
@@ -80,18 +76,22 @@ def excess(
 ) -> pd.DataFrame:
     """How much more each set loses than its members alone, per dataset and case.
 
-    Columns: dataset, case, set, size, n (rows with a label), drop, sum_of_drops, excess (their
-    difference), low and high (its interval), p, p_holm, superadditive (whether low is above zero).
+    Columns: dataset, case, set, size, n (rows with a label), full and joint (the measure's mean
+    for the full model and without the set), drop (their difference), sum_of_drops (of the members,
+    gains included), sum_of_losses (of the members that lose), excess (drop minus sum_of_losses),
+    low and high (its interval, for each row by itself), p (that the excess is above zero), p_holm
+    (corrected over all rows of the table), p_interaction (that the drop is above sum_of_drops,
+    corrected likewise) and verdict (see `hc_lens.analyses.superadditive.verdicts.judge`).
 
     Args:
         rows: what `hc.scan_rows` returned, with the sets and each of their members alone.
         sets: the sets to look at; by default every scanned set with two members or more.
         config: the measure and its interval.
     """
-    chosen = [label for label in rows.sets if "+" in label] if sets is None else sets
-    units = [as_units(given) for given in chosen]
-    labels, sizes = list(map(set_label, units)), list(map(len, units))
-    if min(sizes, default=0) < 2:
+    given_sets = [label for label in rows.sets if "+" in label] if sets is None else sets
+    units = [as_units(given) for given in given_sets]
+    labels = list(map(set_label, units))
+    if min(map(len, units), default=0) < 2:
         raise HcLensError(
             f"expected sets of two or more units, got {labels[:3]}; scan joint sets with "
             "sets=[[...]]"
@@ -99,51 +99,36 @@ def excess(
     labelled = rows.rows.reset_index(drop=True).query("label >= 0")
     if labelled.empty:
         raise HcLensError("expected rows with labels, got none; scan a task with labels")
-    joint = [rows.index(given) for given in units]
-    members = [[rows.index(unit) for unit in given] for given in units]
+    # Only what is asked for is resampled: the full model is first, then each set and each member.
+    asked = dict.fromkeys([*units, *((unit,) for given in units for unit in given)])
+    at = {given: place for place, given in enumerate(asked, start=1)}
+    chosen = [0, *map(rows.index, asked)]
     # What a drop is a drop of, for every set and row.
-    values = (rows.correct if config.measure == "accuracy" else rows.logit).astype(np.float64)
+    values = (rows.correct if config.measure == "accuracy" else rows.logit)[chosen].astype(float)
     values = expit(values) if config.measure == "probability" else values
-    parts = []
+    records = []
     for dataset, of_dataset in labelled.groupby("dataset", sort=False):
         for case, of_case in of_dataset.groupby("case"):
-            drops = values[0, of_case.index] - values[:, of_case.index]
-            summed = np.stack([drops[alone].sum(0) for alone in members])
+            own = values[:, of_case.index]
+            drops, means = own[0] - own, own.mean(1).round(DECIMALS)
             rng = np.random.default_rng([config.seed, zlib.crc32(f"{dataset}\n{case}".encode())])
-            about = {"dataset": dataset, "case": case, "set": labels, "size": sizes}
-            means = {"drop": drops[joint].mean(1), "sum_of_drops": summed.mean(1)}
-            interval = _interval(drops[joint] - summed, config, rng)
-            parts.append(pd.DataFrame({**about, "n": len(of_case), **means, **interval}))
-    table = pd.concat(parts, ignore_index=True)
-    table["p_holm"] = holm(table["p"].to_numpy())
-    table["superadditive"] = table["low"] > 0
-    return table
+            resampled = bootstrap_means(drops, config.n_resamples, rng)
+            for given, label in zip(units, labels, strict=True):
+                joint, alone = at[given], [at[unit,] for unit in given]
+                about = {"dataset": dataset, "case": case, "set": label, "size": len(given)}
+                about |= {"n": len(of_case), "full": means[0], "joint": means[joint]}
+                parts = (array[each] for array in (drops, resampled.T) for each in (joint, alone))
+                records.append(about | excess_of(*parts, level=config.level))
+    return judge(pd.DataFrame(records), config.level, has_floor=config.measure != "logit")
 
 
-def _interval(
-    values: Float[np.ndarray, "sets rows"], config: ExcessConfig, rng: np.random.Generator
-) -> dict[str, Float[np.ndarray, "sets"]]:
-    """The mean excess of each set, its bootstrap interval, and a one-sided p-value."""
-    mean = values.mean(1)
-    resampled = bootstrap_means(values, config.n_resamples, rng)
-    ends = [(1 - config.level) / 2, (1 + config.level) / 2]
-    low, high = np.quantile(resampled, ends, axis=0)
-    error = resampled.std(0, ddof=1)
-    # Where no resample differs the excess is either there or not.
-    exact = error == 0
-    p = np.where(exact, mean <= 0, norm.sf(mean / np.where(exact, 1.0, error)))
-    return {"excess": mean, "low": low, "high": high, "p": p}
-
-
-def minimal(table: pd.DataFrame, *, corrected: bool = False) -> pd.DataFrame:
+def minimal(table: pd.DataFrame) -> pd.DataFrame:
     """The super-additive sets that hold no smaller super-additive set, per dataset and case.
 
-    The table is what `excess` returned for all subsets of a pool. `corrected` asks for ``p_holm``
-    below 0.025 instead of an interval above zero.
+    The table is what `excess` returned for all subsets of a pool.
     """
-    is_large = table["p_holm"] < 0.025 if corrected else table["superadditive"]
     kept = []
-    for _, part in table.loc[is_large].groupby(["dataset", "case"]):
+    for _, part in table.loc[table["verdict"] == SUPERADDITIVE].groupby(["dataset", "case"]):
         sets = {index: frozenset(as_units(label)) for index, label in part["set"].items()}
         kept += [at for at, own in sets.items() if not any(other < own for other in sets.values())]
     return table.loc[sorted(kept)].reset_index(drop=True)

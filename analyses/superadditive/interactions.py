@@ -3,13 +3,14 @@
 Exact pair effects cost one run per pair. This screen costs one run per unit.
 
 1. Let f(m) be a mean over rows under the mask m: of the gold label's probability, or of its
-   log-odds. The super-additivity of a pair is
-   ``excess(i, j) = -(f(i and j removed) - f(i removed) - f(j removed) + f(nothing removed))``.
+   log-odds. The interaction of a pair is
+   ``-(f(i and j removed) - f(i removed) - f(j removed) + f(nothing removed))``: the drop of both
+   minus the sum of their drops, gains included. It is the excess where neither gains.
 2. ``method="gradient"``: remove i for good and take the gradient of f with respect to all other
    entries of the mask. The effect of then removing j is about minus that gradient, so
-   ``excess(i, j)`` is about ``df/dm_j (i removed) - df/dm_j (nothing removed)``. Exact in i, linear
+   the interaction is about ``df/dm_j (i removed) - df/dm_j (nothing removed)``. Exact in i, linear
    in j; both orders are averaged.
-3. ``method="hessian"``: second order in both. ``excess(i, j)`` is about minus the Hessian of f at
+3. ``method="hessian"``: second order in both. The interaction is about minus the Hessian of f at
    the full model, one Hessian-vector product per unit.
 4. The estimate is only as good as it turns out to be: the pairs with the largest estimates and a
    random sample of the others are measured exactly, and the rank correlation between estimate and
@@ -34,6 +35,7 @@ from tqdm.auto import tqdm
 
 from hc_lens.analyses.statistics import rank_correlation
 from hc_lens.analyses.superadditive.drops import ExcessConfig, excess
+from hc_lens.analyses.superadditive.verdicts import DECIMALS
 from hc_lens.data.batches import Batches
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.ablate import masked
@@ -84,10 +86,10 @@ class Screen:
     """Estimated interactions of all pairs, and how far they can be trusted."""
 
     estimates: pd.DataFrame
-    """Every pair: set, estimate; the most super-additive first."""
+    """Every pair: set, estimate; the largest first."""
     measured: pd.DataFrame
-    """The pairs that were measured: set, estimate, top, random (why it was measured), excess, low,
-    high (of the measure), accuracy_excess."""
+    """The pairs that were measured: set, estimate, top, random (why it was measured), interaction
+    (what is estimated), excess, low, high (see `excess`), accuracy_interaction."""
     correlations: pd.DataFrame
     """Spearman's rank correlation of the estimate with the measurement: pairs (random or top),
     against (the measure or accuracy), n, spearman, p. Only the random pairs stand for the pool."""
@@ -128,8 +130,12 @@ def screen(
     scanned = replace(scanned, rows=scanned.rows.assign(case="all"))
     exact = excess(scanned, wanted, config)
     right = excess(scanned, wanted, ExcessConfig(n_resamples=config.n_resamples))
-    measured = picked.join(exact[["excess", "low", "high"]])
-    measured["accuracy_excess"] = right["excess"]
+    # Rounding error would put ranks between equal interactions.
+    signed, of_right = (
+        (table["drop"] - table["sum_of_drops"]).round(DECIMALS) for table in (exact, right)
+    )
+    measured = picked.assign(interaction=signed).join(exact[["excess", "low", "high"]])
+    measured["accuracy_interaction"] = of_right
     return Screen(estimates, measured, _correlations(measured, config.measure))
 
 
@@ -141,7 +147,7 @@ def _estimate(
     config: ScreenConfig,
     progress: bool,
 ) -> Float[Tensor, "pool pool"]:
-    """The estimated excess of every pair, symmetric; the diagonal means nothing."""
+    """The estimated interaction of every pair, symmetric; the diagonal means nothing."""
     dtype = torch.promote_types(model.cfg.dtype, torch.float32)
     without_each = 1 - torch.eye(len(pool), device=model.cfg.device, dtype=dtype)
     full = torch.ones_like(without_each[0])
@@ -187,7 +193,7 @@ def _correlations(measured: pd.DataFrame, measure: str) -> pd.DataFrame:
     records = []
     for pairs in ("random", "top"):
         group = measured.loc[measured[pairs]]
-        for against, column in ((measure, "excess"), ("accuracy", "accuracy_excess")):
+        for against, column in ((measure, "interaction"), ("accuracy", "accuracy_interaction")):
             # Fewer than three pairs have no rank correlation to speak of.
             ours, theirs = (group[name].to_numpy() for name in ("estimate", column))
             rho, p = rank_correlation(ours, theirs)[:2] if len(group) > 2 else (np.nan, np.nan)

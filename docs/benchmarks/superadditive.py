@@ -6,7 +6,8 @@
 1. Ablates every head on every case. The heads with the largest mean drop on the adversarial cases
    are chosen on one half of the rows; everything below is measured on the other half, so that the
    choice does not flatter the result.
-2. Prints the table of the paper for those heads and the excess of their joint ablation.
+2. Prints the table of the paper for those heads, and the excess of their joint ablation with its
+   verdicts.
 3. Prints the minimal super-additive subsets of the six most important heads.
 4. Searches all pairs of the 16 most important heads: for each case the pair with the largest
    excess on the first half, measured on the other half.
@@ -30,7 +31,6 @@ from hc_lens.analyses.superadditive import (
     ExcessConfig,
     ScreenConfig,
     excess,
-    holm,
     layout,
     minimal,
     screen,
@@ -68,8 +68,7 @@ def search(model, hard, means, heads: list[str], half: np.ndarray) -> pd.DataFra
     tried = excess(rows.where(half), config=ExcessConfig(n_resamples=100))
     best = tried.loc[tried.groupby("case")["excess"].idxmax(), ["case", "set"]]
     table = excess(rows.where(~half), best["set"].unique())
-    table = best.merge(table, on=["case", "set"]).drop(columns=["dataset", "size"])
-    return table.assign(p_holm=holm(table["p"].to_numpy()))
+    return best.merge(table, on=["case", "set"]).drop(columns=["dataset", "size"])
 
 
 def read(args: argparse.Namespace) -> tuple[HookedModel, hc.Batches, hc.Means]:
@@ -114,13 +113,15 @@ def main() -> None:
     joint = excess(rows, [core])
     print("\nexcess of the joint set, as a fraction of the rows")
     print(joint.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
-    print(f"cases with an interval above zero: {int(joint['superadditive'].sum())} of {len(joint)}")
+    verdicts = joint["verdict"].value_counts().items()
+    print("cases: " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts))
     print("\nthe same for the log-odds of the gold label")
     odds = excess(rows, [core], ExcessConfig(measure="logit"))
     print(odds.drop(columns=["dataset", "set", "size"]).round(3).to_string(index=False))
     small = minimal(excess(rows, [given for given in subsets(map(str, pool), 3) if len(given) > 1]))
     print(f"\nminimal super-additive subsets of {', '.join(map(str, pool))}")
-    columns = ["case", "set", "drop", "sum_of_drops", "excess", "low", "high", "p_holm"]
+    columns = ["case", "set", "full", "joint", "drop", "sum_of_losses", "excess", "low", "high"]
+    columns += ["p_holm", "verdict"]
     print(small[columns].round(3).to_string(index=False))
     searched = order[: args.search]
     print(f"\nthe pair of {len(searched)} heads that looked best on the other half of the rows")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypedDict, cast
+from typing import cast
 
 import torch
 from datasets import Dataset
@@ -24,12 +24,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from hc_lens.attention.words import Row, Words, align, align_batch
-from hc_lens.data.batches import Batch, Batches, sample
+from hc_lens.data.batches import Batch, Batches, draw
 from hc_lens.data.labels import NO_LABEL
-from hc_lens.data.task import Task
-from hc_lens.errors import HcLensError, check_count
+from hc_lens.data.task import ForDecoder, Task
+from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import observe
-from hc_lens.models.inputs import Side, Text, encode, tokenizer_of
+from hc_lens.models.inputs import Text, encode, tokenizer_of
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
 
@@ -37,14 +37,12 @@ See = Callable[[int, Float[Tensor, "batch head query key"]], None]
 """What `visit` calls: the layer and its pattern."""
 
 
-class Batching(TypedDict, total=False):
+class Batching(ForDecoder, total=False):
     """Arguments of `hc.Task.batches`, which says what each does."""
 
     seed: int
     max_length: int | None
     token_budget: int
-    padding_side: Side | None
-    separator: str | None
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,7 @@ def word_batches(
     split: str | None = None,
     *,
     limit: int | None = None,
+    limit_per_case: int | None = None,
     **settings: Unpack[Batching],
 ) -> WordBatches:
     """The rows that ``task.batches`` gives with the same arguments, with their words.
@@ -130,10 +129,9 @@ def word_batches(
     """
     # The model's tokenizer is tried first, so that a slow one is refused before rows are read.
     align(tokenizer_of(model), [("a",)])
-    if limit is not None:
-        check_count("limit", limit)
-    texts = task.dataset(split).select_columns(list(task.columns))
-    rows = sample(len(texts), limit, settings.get("seed", 0))
+    whole = task.dataset(split)
+    rows = draw(whole["case"][:], settings.get("seed", 0), limit, limit_per_case)
+    texts = whole.select_columns(list(task.columns))
     return _with_words(model, texts, rows, f"{task.name}/{task.split_named(split)}", settings)
 
 

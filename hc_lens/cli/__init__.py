@@ -17,7 +17,8 @@
 | 2 | a command line that cannot be read |
 | 130 | Ctrl-C |
 
-``--debug``, before or after the command, shows the traceback of an error instead of one line.
+``--debug``, before or after the command, shows the traceback of an error instead of one line. The
+message of an error names options where the library names arguments (`hc_lens.cli.words`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hc_lens.errors import HcLensError
+from hc_lens.version import __version__
 
 COMMANDS = {
     "demo": "The whole study on the bundled model, without a network.",
@@ -53,6 +55,8 @@ GROUP = "hc_lens.analyses"
 """Entry-point group of the analyses."""
 DEBUG = "--debug"
 HELP = "--help"
+SHORT_HELP = "-h"
+VERSION = "--version"
 INTERRUPTED = 130
 
 
@@ -81,7 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def dispatch(arguments: list[str]) -> int:
     """Run a command; gives the exit code where the command itself did not fail."""
+    arguments = [HELP if argument == SHORT_HELP else argument for argument in arguments]
     name, *rest = arguments or [""]
+    if name == VERSION:
+        sys.stdout.write(f"hc-lens {__version__}\n")
+        return 0
     if name in ("", HELP):
         sys.stdout.write(_help())
         return 0 if name else 2
@@ -140,6 +148,7 @@ def analysis(name: str) -> Callable[..., None]:
 
 def line_of(error: BaseException) -> str:
     """One line that says what went wrong."""
+    from hc_lens.cli.words import in_options
     from hc_lens.records import is_full
 
     if is_full(error):
@@ -149,7 +158,7 @@ def line_of(error: BaseException) -> str:
         )
     text = " ".join(str(error).split())
     if isinstance(error, HcLensError):
-        return text
+        return in_options(text)
     return f"unexpected {type(error).__name__}: {text}; run again with {DEBUG} to see where"
 
 
@@ -159,8 +168,9 @@ def _help() -> str:
     return (
         "Usage: hc-lens [OPTIONS] COMMAND [ARGS]...\n\n"
         "Find, ablate and explain the subnetworks of a fine-tuned language model.\n\n"
-        f"Options:\n  {DEBUG}  Show the traceback of errors; stands anywhere.\n"
-        f"  {HELP}   Show this help, or with a command its options.\n\n"
+        f"Options:\n  {DEBUG}     Show the traceback of errors; stands anywhere.\n"
+        f"  {HELP}, {SHORT_HELP}  Show this help, or with a command its options.\n"
+        f"  {VERSION}   Show the version.\n\n"
         "Commands:\n" + "\n".join(lines) + "\n"
     )
 

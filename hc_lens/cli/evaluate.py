@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @options.section()
@@ -25,10 +30,27 @@ def run(settings: Settings, work: Work) -> None:
         return
     source = None
     if networks:
-        training = settings.rows.spec(split=None)
-        source = work.means(model, settings.replacement, training, settings.subnetwork)
+        source = work.means(model, settings.replacement, settings.rows, settings.subnetwork)
     used = getattr(source, "fingerprint", "")
     for name, network in networks.items():
         if used and network.means and network.means != used:
             work.note(f"note: {name} was found with other means than those used here")
-    work.finish(evaluate(model, data, means=source, subnetwork=networks, progress=work.progress))
+    table = evaluate(model, data, means=source, subnetwork=networks, progress=work.progress)
+    work.finish(table, **sides(table))
+
+
+def sides(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Friendly beside adversarial cases, an entry for each subnetwork and dataset with sides."""
+    from hc_lens.metrics import by_side
+
+    keys = ["subnetwork", "dataset"]
+    found = by_side(table, keys).round(4).to_dict(orient="records")
+    entries = {
+        f"{row.pop('subnetwork')} on {row.pop('dataset')}": {
+            name: value
+            for name, value in row.items()
+            if value == value  # a side may have no cases
+        }
+        for row in found
+    }
+    return {name: entry for name, entry in entries.items() if entry}

@@ -77,8 +77,10 @@ def run(settings: Settings, work: Work) -> None:
     """Fine-tune a classifier, with a series of checkpoints."""
     from hc_lens.finetuning.checkpoints import KIND
     from hc_lens.finetuning.train import finetune
+    from hc_lens.models.loading import check_device
 
     config = settings.config()
+    check_device(settings.device)
     task = settings.rows.read()
     evaluation = {}
     if task.held_out_split() != task.training_split():

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter, Token, validators
 from docstring_parser import parse_from_object
 from typing_extensions import dataclass_transform
 
@@ -138,18 +138,33 @@ def _seeds(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
 Names = Annotated[tuple[str, ...], Parameter(converter=_listed, metavar="A,B,...")]
 Numbers = Annotated[tuple[float, ...], Parameter(converter=_listed, metavar="A,B,...")]
 Seeds = Annotated[tuple[int, ...], Parameter(converter=_seeds, metavar="A,B-C,...")]
+Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
 Hidden = Parameter(parse=False)
 """Marks a setting that a command does not offer."""
 
 
 @section("Model")
-class Checkpoint:
+class Device:
+    """Where a model runs."""
+
+    device: str | None = None
+    """Where it runs: cpu, cuda, ..."""
+
+
+@section("Model")
+class Loading(Device):
+    """How checkpoints are read."""
+
+    model_labels: Names = ()
+    """Names of the model's logits in order, if its own are LABEL_0, LABEL_1, ..."""
+
+
+@section("Model")
+class Checkpoint(Loading):
     """Which model."""
 
     model: str
     """Checkpoint: a directory, a Hub id, organism or organism:STEP."""
-    device: str | None = None
-    """Where it runs: cpu, cuda, ..."""
 
 
 @section("Rows")
@@ -170,9 +185,17 @@ class Rows(DataSpec):
         from hc_lens.data.known import KNOWN
 
         named = task in KNOWN or (path is None and task.startswith(ORGANISM))
-        own = ("columns", "label", "labels", "case") if named else ()
+        own = ("columns", "label", "labels", "case", "heuristic") if named else ()
         defaults = {name: DataSpec.__dataclass_fields__[name].default for name in own}
         return self.spec(task=task, path=path, **{**changes, **defaults})
+
+
+@section("Rows")
+class HeldOutRows(Rows):
+    """Which rows of which task, to score a model on."""
+
+    split: str | None = None
+    """Split to read; by default the held-out one."""
 
 
 @section("Out of domain")
@@ -184,9 +207,11 @@ class Ood:
     ood_path: str | None = None
     """File or folder with the rows of --ood."""
     ood_split: str | None = None
-    """Split of --ood; by default the only one, or train."""
+    """Split of --ood; by default the held-out one."""
     ood_limit: int | None = None
     """Most rows of --ood; by default as many as --limit."""
+    ood_limit_per_case: int | None = None
+    """Most rows of each case of --ood; instead of --ood-limit."""
 
     def spec(self, rows: Rows, **changes: Any) -> DataSpec | None:
         """The rows of --ood, read like those of --task; `changes` give way to options."""
@@ -196,8 +221,13 @@ class Ood:
                     f"expected --ood with --ood-path, got {self.ood_path} alone; name its task"
                 )
             return None
-        given = {"split": self.ood_split, "limit": self.ood_limit}
-        changes |= {name: value for name, value in given.items() if value is not None}
+        limits = {"limit": self.ood_limit, "limit_per_case": self.ood_limit_per_case}
+        if "limit" in changes:
+            changes["limit_per_case"] = None
+        if any(value is not None for value in limits.values()):
+            changes |= limits
+        if self.ood_split is not None:
+            changes["split"] = self.ood_split
         return rows.of(self.ood, self.ood_path, **{"split": None, **changes})
 
 
@@ -244,7 +274,7 @@ class OnRows:
     """Settings of a command that runs a model on the rows of one task or two."""
 
     checkpoint: Checkpoint
-    rows: Rows
+    rows: HeldOutRows
     ood: Ood = field(default_factory=Ood)
     replacement: Replacement = field(default_factory=Replacement)
     output: Output = field(default_factory=Output)

@@ -45,7 +45,7 @@ def run(settings: Settings, work: Work) -> None:
     data = work.evaluation(model, settings.rows, settings.ood)
     if not work.begin(None if settings.by_case else by_dataset):
         return
-    source = work.means(model, settings.replacement, settings.rows.spec(split=None))
+    source = work.means(model, settings.replacement, settings.rows)
     work.note("scanning")
     sets = settings.sets or settings.units or None
     if settings.pairs:

@@ -23,8 +23,12 @@ from hc_lens.sweeps.config import SweepConfig
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hc_lens.sweeps import engines
 
-FREE = ("checkpoints", "sparsity", "seeds", "store", "engine", "workers", "cpus", "gpus", "address")
+FREE = (
+    *("checkpoints", "sparsity", "seeds"),
+    *("store", "engine", "workers", "cpus", "gpus", "address", "device"),
+)
 """What may change when a sweep is continued in its folder: more runs, or elsewhere."""
 
 
@@ -46,12 +50,10 @@ class Evaluation:
 
     def specs(self, inside: DataSpec, outside: DataSpec | None) -> dict[str, DataSpec]:
         """The rows in domain, and those out of domain if there are any, of held-out splits."""
-        found = {"id": replace(inside, split=self.held_out, limit=self.evaluation_limit)}
+        limits = {"limit": self.evaluation_limit, "limit_per_case": None}
+        found = {"id": replace(inside, split=self.held_out, **limits)}
         found |= {} if outside is None else {"ood": outside}
-        return {
-            name: replace(spec, split=spec.split or spec.read().held_out_split())
-            for name, spec in found.items()
-        }
+        return {name: spec.held_out() for name, spec in found.items()}
 
 
 @options.section()
@@ -67,6 +69,7 @@ class Settings:
     """Fractions of the units to remove, such as 0.5,0.7."""
     seeds: options.Seeds = ()
     """Seeds of the pruning, such as 0,1,2 or 0-11."""
+    loading: options.Loading = field(default_factory=options.Loading)
     evaluation: Evaluation = field(default_factory=Evaluation)
     ood: options.Ood = field(default_factory=options.Ood)
     preset: Preset = field(default_factory=Preset)
@@ -75,7 +78,7 @@ class Settings:
     """Store of the runs: a folder or an address; by default the folder runs in --out."""
     engine: Literal["local", "ray"] = "local"
     """What runs them: processes of this machine, or a Ray cluster."""
-    workers: int | None = None
+    workers: options.Workers = None
     """Processes at once; by default one for each core."""
     cpus: float = 1
     """Ray: processors of each run."""
@@ -108,14 +111,25 @@ class Settings:
             sparsities=self.sparsity,
             seeds=self.seeds,
             prune=self.preset.prune(self.pruning),
+            model_labels=self.loading.model_labels,
         )
+
+    def placed(self) -> engines.Engine:
+        """The engine of the options."""
+        from hc_lens.sweeps import engines
+
+        device = self.loading.device
+        if self.engine == "local":
+            return engines.Local(self.workers, device=device or "cpu")
+        resources = {"cpus": self.cpus, "gpus": self.gpus, "address": self.address}
+        return engines.Ray(self.workers, **resources, device=device)
 
 
 def run(settings: Settings, work: Work) -> None:
     """Find subnetworks for many checkpoints, sparsities and seeds."""
-    from hc_lens.sweeps import engines
     from hc_lens.sweeps.sweep import sweep
 
+    engine = settings.placed()
     if settings.file is None:
         config = settings.config()
     else:
@@ -123,13 +137,8 @@ def run(settings: Settings, work: Work) -> None:
         config = SweepConfig.from_file(settings.file)
     work.begin(by_seed, free=FREE, resumes=True)
     store = settings.store or str(work.folder / "runs")
-    engine = engines.named(settings.engine, settings.workers)
-    if isinstance(engine, engines.Ray):
-        engine = engines.Ray(
-            settings.workers, cpus=settings.cpus, gpus=settings.gpus, address=settings.address
-        )
     work.note(f"{config.n_runs} runs in {store}; what is there is not run again")
-    runs = sweep(config, store=store, engine=engine, progress=True)
+    runs = sweep(config, store=store, engine=engine, progress=True, say=work.note)
     work.finish(
         runs.table,
         runs=len(runs.subnetworks),
@@ -153,16 +162,19 @@ def named_models(given: Sequence[str]) -> dict[str, str]:
 def by_seed(table: pd.DataFrame) -> pd.DataFrame:
     """One line per checkpoint, sparsity and dataset: means over seeds, and the accuracy's range.
 
-    A seed's numbers are means over the rows of all cases.
+    A seed's numbers are means over the `n` rows of all cases. Where cases have sides, the mean
+    accuracy of the friendly and of the adversarial ones follows, the balanced accuracy, which is
+    the mean of both, and the label that is said most often.
     """
-    from hc_lens.metrics import over_cases
+    from hc_lens.metrics import by_side, over_cases
 
     keys = ["checkpoint", "sparsity", "dataset"]
     each: Any = over_cases(table, [*keys, "seed"], ("accuracy", "kl", "agreement"))
-    return (
+    means = (
         each.groupby(keys, sort=False)
         .agg(
             seeds=("seed", "size"),
+            n=("n", "first"),
             accuracy=("accuracy", "mean"),
             lowest=("accuracy", "min"),
             highest=("accuracy", "max"),
@@ -171,3 +183,4 @@ def by_seed(table: pd.DataFrame) -> pd.DataFrame:
         )
         .reset_index()
     )
+    return means.merge(by_side(table, keys).dropna(axis=1, how="all"), on=keys)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from hc_lens import __version__
 from hc_lens.cli.parse import COMMAND, UNWRITTEN, Call
+from hc_lens.cli.words import in_options
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError
 from hc_lens.records import (
@@ -59,7 +60,7 @@ RESULT = "result.json"
 MEANS = "means.safetensors"
 BATCHES = "batches"
 """Folder of the finished batches of a scan."""
-HIDDEN = ("command", "out", "model", "inputs", "table", "text")
+HIDDEN = ("command", "out", "model", "inputs", "read", "table", "text")
 """Entries of a document that the readable form leaves out, or shows elsewhere."""
 
 
@@ -79,6 +80,7 @@ class Work:
         }
         self.fingerprint = ""
         self.inputs: dict[str, str] = {}
+        self.read: dict[str, str] = {}
         self.files: dict[str, bytes] = {}
         self.records: Records | None = None
         self.summary: Summary | None = None
@@ -102,7 +104,8 @@ class Work:
 
     def note(self, line: str) -> None:
         """Say on stderr what is being done."""
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{in_options(line)}\n")
+        sys.stderr.flush()
 
     def model(self, chosen: Checkpoint) -> HookedModel:
         """The model of --model."""
@@ -110,7 +113,7 @@ class Work:
 
         self._open_existing()
         self.note(f"loading {chosen.model}")
-        model = read_model(chosen.model, device=chosen.device)
+        model = read_model(chosen.model, device=chosen.device, labels=chosen.model_labels or None)
         self.fingerprint = fingerprint(model)
         return model
 
@@ -122,9 +125,19 @@ class Work:
         return batches
 
     def evaluation(self, model: HookedModel, rows: Rows, ood: Ood) -> dict[str, Batches]:
-        """The rows of --task and of --ood, by name."""
-        found = [self.rows(model, spec) for spec in (rows, ood.spec(rows)) if spec is not None]
+        """The rows of --task and of --ood, by name, of held-out splits unless others are named."""
+        specs = [self.held_out(spec) for spec in (rows, ood.spec(rows)) if spec is not None]
+        found = [self.rows(model, spec) for spec in specs]
         return {batches.name: batches for batches in found}
+
+    def held_out(self, spec: DataSpec) -> DataSpec:
+        """Rows of the held-out split unless one is named; says so if the task has none."""
+        from hc_lens.data.task import HELD_OUT
+
+        chosen = spec.held_out()
+        if spec.split is None and not (chosen.split or "").startswith(HELD_OUT):
+            self.note(f"note: {spec.task} has no held-out split; {chosen.split} is scored")
+        return chosen
 
     def reads(self, name: str, fingerprint: str, what: str) -> None:
         """Remember an input by its fingerprint, and say what it is."""
@@ -134,6 +147,7 @@ class Work:
                 "name another --ood, or another split"
             )
         self.inputs[name] = fingerprint
+        self.read[name] = what
         self.note(f"{name}: {what}")
 
     def store(self, chosen: Store) -> Runs:
@@ -174,6 +188,7 @@ class Work:
         if chosen.means is not None or beside:
             path = Path(chosen.means or beside[0])
             path = path / MEANS if path.is_dir() else path
+            self.read["means"] = str(path)
             self.note(f"means of {path}")
             means = Means.load(path)
             means.check(model, UnitSpace.of(model))
@@ -184,8 +199,9 @@ class Work:
                 "means, or zero"
             )
         if isinstance(rows, DataSpec):
-            rows = rows.batches(model)
-        self.note(f"collecting means over {rows.n_rows} rows of {rows.name}")
+            rows = rows.training().batches(model)
+        self.read["means"] = f"{rows.n_rows} rows of {rows.name}"
+        self.note(f"collecting means over {self.read['means']}")
         means = collect_means(model, rows, progress=self.progress)
         self.keep_means(means)
         return means
@@ -230,6 +246,7 @@ class Work:
             COMMAND: self.command,
             "model": self.fingerprint,
             "inputs": self.inputs,
+            "read": self.read,
             **facts,
         }
         if self.out is not None:

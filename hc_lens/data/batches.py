@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +31,7 @@ from torch import Tensor
 from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.models.inputs import Padding, is_encoder, mask_of, tokenizer_of
 from hc_lens.protocols import BatchesLike, Model
-from hc_lens.records import digest
+from hc_lens.records import digest, seed_of
 
 MOST_PADDING = 0.1
 """Largest share of padding in a batch."""
@@ -83,10 +84,12 @@ class Batches:
     """Task and split, such as ``"mnli/train"``."""
     labels: tuple[str, ...]
     """The task's label names, which `Batch.labels` counts into."""
+    heuristic: str | None
+    """The label that the heuristic answers, which makes a case friendly or adversarial."""
     to_task: Int[Tensor, " model_labels"]
     """Task label id of each model label id, matched by name; empty for a task without labels."""
     n_dropped: int
-    """Number of rows of the split that were left out as they have no gold label."""
+    """Number of rows of the split that were left out: without a gold label, or without text."""
     fingerprint: str
     """Hash of the rows, the tokenizer and every setting that decides a batch."""
     rows: Int[Tensor, " rows"]
@@ -140,13 +143,15 @@ class Batches:
         restored[torch.tensor(order, device=flat.device)] = flat
         return restored
 
-    def limited(self, n: int | None, seed: int = 0) -> Batches:
-        """At most `n` of the rows: a sample that depends on the seed alone, not on the batches."""
-        if n is not None:
-            check_count("limit", n)
-        if n is None or n >= self.n_rows:
-            return self
-        return self._chosen(sample(self.n_rows, n, seed))
+    def limited(
+        self, limit: int | None = None, seed: int = 0, *, per_case: int | None = None
+    ) -> Batches:
+        """At most `limit` of the rows, or `per_case` rows of each case.
+
+        The sample depends on the seed alone, not on the batches.
+        """
+        chosen = draw(self._table["case"][:], seed, limit, per_case)
+        return self if len(chosen) == self.n_rows else self._chosen(chosen)
 
     def of_cases(self, *cases: str) -> Batches:
         """The rows of some cases."""
@@ -229,6 +234,32 @@ def sample(n_rows: int, limit: int | None, seed: int) -> list[int]:
     """
     generator = torch.Generator().manual_seed(seed)
     return sorted(torch.randperm(n_rows, generator=generator)[:limit].tolist())
+
+
+def draw(
+    cases: Sequence[str], seed: int, limit: int | None = None, limit_per_case: int | None = None
+) -> list[int]:
+    """The rows that a limit leaves, given the case of each row; all of them without a limit.
+
+    The rows of a case are drawn on their own, so that other cases do not change them.
+    """
+    if limit is not None and limit_per_case is not None:
+        raise HcLensError(
+            f"expected a limit for all rows or one for each case, got both ({limit} and "
+            f"{limit_per_case}); leave limit or limit_per_case out"
+        )
+    for what, given in {"limit": limit, "limit_per_case": limit_per_case}.items():
+        if given is not None:
+            check_count(what, given)
+    if limit_per_case is None:
+        return sample(len(cases), limit, seed)
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, case in enumerate(cases):
+        rows[case].append(row)
+    drawn = {
+        case: sample(len(rows[case]), limit_per_case, seed_of(f"{seed} {case}")) for case in rows
+    }
+    return sorted(rows[case][index] for case in rows for index in drawn[case])
 
 
 def bucket(lengths: Sequence[int], token_budget: int, seed: int) -> list[list[int]]:

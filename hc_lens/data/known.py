@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+FRIENDLY, ADVERSARIAL = SIDES = ("friendly", "adversarial")
+"""The side of a case: the heuristic is right on all its rows, or on none."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -20,6 +23,8 @@ class Layout:
     """Names that the label may have; empty for rows without labels."""
     case: tuple[tuple[str, ...], ...] = ()
     """Columns that, joined by an underscore, name the case; the first that are there win."""
+    drops_blank: bool = False
+    """Whether rows with an empty text are left out, as of QQP, which has a few; else an error."""
     byte_literals: bool = False
     """Whether a text may be a Python byte literal, as the script that makes PAWS-QQP writes it."""
 
@@ -34,6 +39,8 @@ class Known:
     """What its columns are called in the copies in use."""
     hub: tuple[str, str | None, str | None] | None
     """Its id, configuration and revision on the Hub; None if the task is not published there."""
+    heuristic: str | None = None
+    """The label that the heuristic answers which the task was made to expose."""
     remedy: str = "pass path= with a file or folder of its rows"
     """What to do when the Hub cannot give the rows."""
 
@@ -44,7 +51,9 @@ _INFERENCE = Layout(
 )
 _DUPLICATE = ("not_duplicate", "duplicate")
 _QUESTIONS = Layout(
-    texts=(("question1", "question2"), ("sentence1", "sentence2")), label=("is_duplicate", "label")
+    texts=(("question1", "question2"), ("sentence1", "sentence2")),
+    label=("is_duplicate", "label"),
+    drops_blank=True,
 )
 
 KNOWN = {
@@ -56,12 +65,14 @@ KNOWN = {
         replace(_INFERENCE, case=(("heuristic", "subcase"), ("case",))),
         # The main branch holds a loading script, which datasets >= 4 does not run.
         ("jhu-cogsci/hans", None, "refs/convert/parquet"),
+        heuristic="entailment",
         remedy="pass path= with heuristics_evaluation_set.txt of github.com/tommccoy1/hans",
     ),
     "paws-qqp": Known(
         _DUPLICATE,
         replace(_QUESTIONS, byte_literals=True),
         None,
+        heuristic="duplicate",
         remedy="make the files with github.com/google-research-datasets/paws (the licence of QQP "
         "does not let them be published) and pass path= with the file or folder",
     ),

@@ -7,6 +7,8 @@
    (entailment, non-entailment) a model's neutral and contradiction both map to non-entailment
    (McCoy et al. 2019, section 4).
 4. Every model label must map to a task label, and every task label must be mapped to.
+5. A checkpoint without names of its own (``LABEL_0``, ...) gets them from the user. Names that the
+   checkpoint has are never changed: others, or the same in another order, are refused.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _TWO_WAY = {"entailment", "nonentailment"}
 _COLLAPSED = {"neutral": "nonentailment", "contradiction": "nonentailment"}
 # SNLI and MNLI write "-" where the annotators did not agree, the Hub writes -1 for both.
 _NO_GOLD = {"", "-", "-1"}
+_PLACEHOLDER = re.compile(r"label\d+|\d+")
 
 
 def fold(name: str) -> str:
@@ -45,9 +48,32 @@ def check_names(labels: Sequence[str]) -> tuple[str, ...]:
     if not names or len({fold(label) for label in labels}) < len(labels):
         raise HcLensError(
             "expected a list of label names, in id order, that differ by more than case and "
-            f"separators, got {labels!r}; pass for instance labels=['no', 'yes']"
+            f"separators, got {labels!r}; name them for instance 'no' and 'yes'"
         )
     return tuple(labels)
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a model's label says nothing: ``LABEL_0`` or a number."""
+    return _PLACEHOLDER.fullmatch(fold(name)) is not None
+
+
+def name_labels(own: Mapping[int, str], given: Sequence[str]) -> dict[int, str]:
+    """A model's labels by id, with a name that is given for each of its placeholders."""
+    names = check_names(given)
+    if len(names) != len(own):
+        raise HcLensError(
+            f"expected one name for each of the model's {len(own)} labels, got {list(names)}; "
+            "name them in the order of the model's logits"
+        )
+    named = dict(zip(sorted(own), names, strict=True))
+    real = {index: name for index, name in own.items() if not is_placeholder(name)}
+    if any(fold(named[index]) != fold(name) for index, name in real.items()):
+        raise HcLensError(
+            f"expected names that agree with the checkpoint's own, {[*own.values()]}, got "
+            f"{list(names)}; leave them out, as the checkpoint says what its logits mean"
+        )
+    return {**named, **real}
 
 
 def is_missing(value: Any) -> bool:
@@ -88,7 +114,7 @@ def align(model_labels: Mapping[int, str], task_labels: Sequence[str]) -> list[i
     mapped = [targets.get(collapsed.get(name, name), NO_LABEL) for name in folded]
     if given and NO_LABEL not in mapped and set(mapped) == set(targets.values()):
         return mapped
-    if all(re.fullmatch(r"label\d+|\d+", name) for name in folded):
+    if all(map(is_placeholder, given)):
         got = f"the placeholders {given}" if given else "a model without label names"
     else:
         strange = [name for name, index in zip(given, mapped, strict=True) if index == NO_LABEL]
@@ -97,5 +123,5 @@ def align(model_labels: Mapping[int, str], task_labels: Sequence[str]) -> list[i
     raise HcLensError(
         f"expected model labels that name the task's labels {list(task_labels)}, got {got}; pick a "
         "task the model was trained for, or say what its logits mean, in order, with "
-        "hc.load(..., labels=[...])"
+        "hc.load(..., labels=[...]), or model_labels of a sweep"
     )

@@ -147,7 +147,7 @@ def _group(folder: Path, task: str | None) -> dict[str, list[Path]]:
         if len({_stem(path) + path.suffix for path in members}) > 1:
             raise HcLensError(
                 f"expected one file for split {split!r}, got {[path.name for path in members]}; "
-                "say which with Task.from_files({split: file})"
+                "leave one of them in the folder, or say which with Task.from_files({split: file})"
             )
     return groups
 
@@ -189,7 +189,22 @@ def _read_json(path: Path) -> Dataset:
     text = path.read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("["):
         return _from_dicts(json.loads(text))
-    return _from_dicts([json.loads(line) for line in text.split("\n") if line.strip()])
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            rows.append(_row(line, number))
+    return _from_dicts(rows)
+
+
+def _row(line: str, number: int) -> dict[str, Any]:
+    """The row of a line of a ``.jsonl`` file."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number} column {error.colno}: {error.msg}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number}: {line.strip()[:40]!r} is no row of names and values")
+    return row
 
 
 def _read_tabs(path: Path) -> Dataset:

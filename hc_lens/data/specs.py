@@ -8,10 +8,11 @@ Nothing here imports torch or the libraries that read rows before a model or row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hc_lens.data.known import KNOWN
 from hc_lens.errors import HcLensError
 from hc_lens.organism import checkpoint as organism_checkpoint
 from hc_lens.organism import steps as organism_steps
@@ -58,12 +59,14 @@ class DataSpec:
     """Split to read; None for the only one, or ``train`` of several."""
     limit: int | None = None
     """Most rows, drawn with the seed."""
+    limit_per_case: int | None = None
+    """Most rows of each case, drawn with the seed; instead of `limit`."""
     max_length: int | None = None
     """Longer rows are cut to this many tokens."""
     token_budget: int = 4096
     """Most tokens in a batch, padding included."""
     seed: int = 0
-    """Decides the rows under `limit` and the order of the batches."""
+    """Decides the rows under a limit and the order of the batches."""
     columns: tuple[str, ...] | None = None
     """One or two text columns of rows of your own; None for a named task."""
     label: str | None = "label"
@@ -72,18 +75,31 @@ class DataSpec:
     """Label names of rows of your own, if their labels are integers."""
     case: str | None = None
     """Column of rows of your own by which results are grouped."""
+    heuristic: str | None = None
+    """The label that the heuristic answers, for rows of your own."""
 
     def read(self) -> Task:
         """The task itself."""
+        task = self._read()
+        return task if self.heuristic is None else replace(task, heuristic=self.heuristic)
+
+    def _read(self) -> Task:
         from hc_lens.data.task import Task
 
         if self.path is None and self.task in (ORGANISM, f"{ORGANISM}-ood"):
             return organism_task("id" if self.task == ORGANISM else "ood")
+        if self.columns is None and self.task not in KNOWN:
+            known = ", ".join((*KNOWN, ORGANISM, f"{ORGANISM}-ood"))
+            raise HcLensError(
+                f"expected one of the tasks {known}, got {self.task!r}; name one of these, or give "
+                "path= and columns= for rows of your own"
+            )
         if self.columns is None:
             return Task.named(self.task, self.path, labels=self.labels)
         if self.path is None:
             raise HcLensError(
-                f"expected path= for the rows of {self.task!r}, got columns alone; name the files"
+                f"expected files for the rows of {self.task!r}, got columns alone; name them with "
+                "path="
             )
         return Task.from_files(
             self.path,
@@ -94,12 +110,21 @@ class DataSpec:
             name=self.task,
         )
 
+    def held_out(self) -> DataSpec:
+        """These rows, of the task's held-out split unless a split is named."""
+        return replace(self, split=self.split or self.read().held_out_split())
+
+    def training(self) -> DataSpec:
+        """The rows of the split that the task is trained on, read like these."""
+        return replace(self, split=self.read().training_split())
+
     def batches(self, model: Model) -> Batches:
         """The rows in batches for a model."""
         return self.read().batches(
             model,
             self.split,
             limit=self.limit,
+            limit_per_case=self.limit_per_case,
             seed=self.seed,
             max_length=self.max_length,
             token_budget=self.token_budget,

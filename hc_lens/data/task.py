@@ -18,12 +18,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
+from typing_extensions import Unpack
 
 from hc_lens.data import readers
-from hc_lens.data.batches import Batches, bucket, sample, tokenise
+from hc_lens.data.batches import Batches, bucket, draw, tokenise
 from hc_lens.data.known import KNOWN, Layout
 from hc_lens.data.labels import NO_LABEL, align, check_names, fold, is_missing, label_id
 from hc_lens.errors import HcLensError, check_choice, check_count
@@ -39,6 +41,22 @@ HELD_OUT = ("validation", "dev", "test")
 """How the names of splits begin that are not for training."""
 
 
+class Labelling(TypedDict, total=False):
+    """What `Task.from_files` says of labels and cases."""
+
+    label: str | None
+    labels: Sequence[str] | None
+    case: str | None
+    heuristic: str | None
+
+
+class ForDecoder(TypedDict, total=False):
+    """Arguments of `Task.batches` that only a decoder has."""
+
+    padding_side: Side | None
+    separator: str | None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """Rows of one or two texts, with a label and a case each, in named splits."""
@@ -51,7 +69,9 @@ class Task:
     """Which columns of the source hold texts, label and case."""
     _tables: Mapping[str, Dataset]
     """The source's table of each split."""
-    _read: dict[str, Dataset] = field(default_factory=dict)
+    heuristic: str | None = None
+    """The label that the heuristic answers, whose cases are friendly; None for no heuristic."""
+    _read: dict[str, Dataset] = field(default_factory=dict, init=False)
     """Splits that have been brought into one form."""
 
     def __post_init__(self) -> None:
@@ -63,6 +83,8 @@ class Task:
             )
         for split, table in self._tables.items():
             _find(table, self._layout.texts, f"{self.name}/{split}")
+        if self.heuristic is not None:
+            object.__setattr__(self, "heuristic", _own_name(self.heuristic, self.labels))
 
     @classmethod
     def named(
@@ -90,8 +112,8 @@ class Task:
         elif task.hub is not None:
             tables = readers.read_hub(*task.hub, task.remedy)
         else:
-            raise HcLensError(f"expected path= for {name}, which is not on the Hub; {task.remedy}")
-        return cls(name, tuple(labels or task.labels), task.layout, tables)
+            raise HcLensError(f"expected files for {name}, which is not on the Hub; {task.remedy}")
+        return cls(name, tuple(labels or task.labels), task.layout, tables, task.heuristic)
 
     @classmethod
     def from_files(
@@ -102,19 +124,19 @@ class Task:
         label: str | None = "label",
         labels: Sequence[str] | None = None,
         case: str | None = None,
+        heuristic: str | None = None,
         name: str | None = None,
     ) -> Task:
         """Your own rows: a file, a folder of files, or a mapping of split names to files.
 
         `columns` names the one or two text columns; `label` the label column (None for rows
         without labels), whose values are names or integers that count into `labels`; `case` a
-        column by which results are grouped.
+        column by which results are grouped; `heuristic` the label that the heuristic answers.
         """
         rows = readers.read_files(path)
+        about: Labelling = {"label": label, "labels": labels, "case": case, "heuristic": heuristic}
         name = name or ("files" if isinstance(path, Mapping) else Path(path).stem)
-        return cls.from_rows(
-            rows, columns=columns, label=label, labels=labels, case=case, name=name
-        )
+        return cls.from_rows(rows, columns=columns, name=name, **about)
 
     @classmethod
     def from_hub(
@@ -124,18 +146,13 @@ class Task:
         *,
         columns: str | Sequence[str],
         revision: str | None = None,
-        label: str | None = "label",
-        labels: Sequence[str] | None = None,
-        case: str | None = None,
         name: str | None = None,
+        **about: Unpack[Labelling],
     ) -> Task:
         """A dataset on the Hub; the other arguments are those of `from_files`."""
         remedy = "download the rows and pass their path to Task.from_files"
         rows = readers.read_hub(repo, config, revision, remedy)
-        name = name or repo.split("/")[-1]
-        return cls.from_rows(
-            rows, columns=columns, label=label, labels=labels, case=case, name=name
-        )
+        return cls.from_rows(rows, columns=columns, name=name or repo.split("/")[-1], **about)
 
     @classmethod
     def from_rows(
@@ -146,6 +163,7 @@ class Task:
         label: str | None = "label",
         labels: Sequence[str] | None = None,
         case: str | None = None,
+        heuristic: str | None = None,
         name: str = "rows",
     ) -> Task:
         """Rows in memory: a list of dicts, a DataFrame, a Dataset, or a mapping of splits to such.
@@ -162,9 +180,8 @@ class Task:
             )
         layout = Layout((columns,), (label,) if label else (), ((case,),) if case else ())
         task = cls(name, (), layout, tables)  # a missing text column is reported first
-        if label is None:
-            return task
-        return replace(task, labels=check_names(labels or _label_names(tables, label)))
+        names = () if label is None else check_names(labels or _label_names(tables, label))
+        return replace(task, labels=names, heuristic=heuristic)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -184,20 +201,21 @@ class Task:
         return (others or self.splits)[0]
 
     def held_out_split(self) -> str:
-        """The first split that is not for training; the first of all if there is none."""
-        kept = [split for split in self.splits if split.startswith(HELD_OUT)]
-        return (kept or self.splits)[0]
+        """The validation split, else a test split, else one not for training, else the only one."""
+        kept = [split for name in HELD_OUT for split in self.splits if split.startswith(name)]
+        others = [split for split in self.splits if split != self.training_split()]
+        return (kept or others or self.splits)[0]
 
     def dataset(self, split: str | None = None) -> Dataset:
         """The rows of a split: its texts, ``label`` (an index), ``case`` and ``id``."""
         name = self.split_named(split)
         if name not in self._read:
             where = f"{self.name}/{name}"
-            self._read[name] = _in_one_form(self._tables[name], self._layout, self.labels, where)
+            self._read[name] = _in_one_form(self, self._tables[name], where)
         return self._read[name]
 
     def n_dropped(self, split: str | None = None) -> int:
-        """Number of source rows that a split leaves out, as they have no gold label."""
+        """Number of source rows that a split leaves out: without a gold label, or without text."""
         return len(self._tables[self.split_named(split)]) - len(self.dataset(split))
 
     def batches(
@@ -206,11 +224,11 @@ class Task:
         split: str | None = None,
         *,
         limit: int | None = None,
+        limit_per_case: int | None = None,
         seed: int = 0,
         max_length: int | None = None,
         token_budget: int = 4096,
-        padding_side: Side | None = None,
-        separator: str | None = None,
+        **decoder: Unpack[ForDecoder],
     ) -> Batches:
         """The rows of a split in batches for a model.
 
@@ -218,24 +236,25 @@ class Task:
             model: What ``hc.load`` returns, or a TransformerLens model with a tokenizer.
             split: By default the only one, or ``"train"`` of several.
             limit: Use at most this many rows, drawn at random with the seed.
-            seed: Decides the rows under `limit` and the order of the batches.
+            limit_per_case: Use at most this many rows of each case instead, drawn likewise.
+            seed: Decides the rows under a limit and the order of the batches.
             max_length: Cut longer rows to this many tokens; without it they are an error.
             token_budget: Most tokens in a batch, padding included.
-            padding_side: The side for a decoder; its tokenizer's side by default.
-            separator: Text between the two texts of a pair, for a decoder that was trained with
-                one. By default they are concatenated, as Hugging Face does for GPT-2.
+            decoder: `padding_side`, by default the side of its tokenizer, and `separator`, the text
+                between the two texts of a pair for a decoder that was trained with one. By default
+                they are concatenated, as Hugging Face does for GPT-2.
         """
         where = f"{self.name}/{self.split_named(split)}"
         if not hasattr(model, "cfg"):
             raise HcLensError(f"expected a TransformerLens model, got {model!r}; use hc.load(...)")
-        counts = {"limit": limit, "token_budget": token_budget, "max_length": max_length}
-        for what, given in counts.items():
+        for what, given in {"token_budget": token_budget, "max_length": max_length}.items():
             if given is not None:
                 check_count(what, given)
+        padding_side, separator = _for_decoder(**decoder)
         padding = Padding.of(model, padding_side)
         own = getattr(model, "labels", None) or {}
         to_task = align(own, self.labels) if self.labels else []
-        positions = sample(len(self.dataset(split)), limit, seed)
+        positions = draw(self.dataset(split)["case"][:], seed, limit, limit_per_case)
         chosen = self.dataset(split).select(positions)
         texts = chosen.select_columns(list(self.columns))
         tokens, key = tokenise(model, texts, where, max_length, separator)
@@ -246,6 +265,7 @@ class Task:
         return Batches(
             name=where,
             labels=self.labels,
+            heuristic=self.heuristic,
             to_task=torch.tensor(to_task, dtype=torch.long),
             n_dropped=self.n_dropped(split),
             fingerprint=digest(*content, padding.side),
@@ -270,6 +290,24 @@ class Task:
         return f"Task({self.name}: {' + '.join(self.columns)} -> {list(self.labels)}; {rows})"
 
 
+def _for_decoder(
+    padding_side: Side | None = None, separator: str | None = None
+) -> tuple[Side | None, str | None]:
+    """The arguments by their names; Python refuses others."""
+    return padding_side, separator
+
+
+def _own_name(heuristic: str, labels: Sequence[str]) -> str:
+    """The task's own name of the label that its heuristic answers."""
+    found = [label for label in labels if fold(label) == fold(heuristic)]
+    if not found:
+        raise HcLensError(
+            f"expected the heuristic's answer among the labels {list(labels)}, got {heuristic!r}; "
+            "name one of these with heuristic=, or leave it out"
+        )
+    return found[0]
+
+
 def _find(table: Dataset, choices: Sequence[tuple[str, ...]], where: str) -> tuple[str, ...]:
     """The first choice whose columns are all in the table; none is an HcLensError."""
     for choice in choices:
@@ -282,21 +320,35 @@ def _find(table: Dataset, choices: Sequence[tuple[str, ...]], where: str) -> tup
     )
 
 
-def _in_one_form(table: Dataset, layout: Layout, labels: Sequence[str], where: str) -> Dataset:
-    """The rows of a source table, with labels as indices into `labels`."""
+def _in_one_form(task: Task, table: Dataset, where: str) -> Dataset:
+    """The rows of a source table, with labels as indices into those of the task.
+
+    Without a column for the case all rows are one case, or one for each label if the heuristic's
+    answer is known: what it gets right and what it gets wrong.
+    """
+    layout, labels = task._layout, task.labels
     sources = _find(table, layout.texts, where)
     label_ids = _label_ids(table, layout, labels, where)
-    kept = [row for row, label in enumerate(label_ids) if label != NO_LABEL or not layout.label]
+    blank = _blank_rows(table, sources, layout, where)
+    kept = [
+        row
+        for row, label in enumerate(label_ids)
+        if (label != NO_LABEL or not layout.label) and row not in blank
+    ]
     if not kept:
         got = f"{len(label_ids)} rows without a gold label" if label_ids else "an empty split"
         raise HcLensError(f"expected rows in {where}, got {got}; choose another split")
     columns: dict[str, list] = {
-        name: _texts(table, source, layout.byte_literals, where)
+        name: [_unwrapped(text) for text in table[source][:]]
+        if layout.byte_literals
+        else table[source][:]
         for name, source in zip(layout.texts[0], sources, strict=True)
     }
     own = [column for column in IDS if column in table.column_names]
     ids = [str(value) for value in (table[own[0]][:] if own else range(len(table)))]
     cases = ["all"] * len(table)
+    if task.heuristic is not None and not layout.case:
+        cases = [labels[label] for label in label_ids]
     if layout.case:
         parts = [table[column][:] for column in _find(table, layout.case, where)]
         cases = [
@@ -325,15 +377,19 @@ def _label_names(tables: Mapping[str, Dataset], label: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _texts(table: Dataset, column: str, byte_literals: bool, where: str) -> list[str]:
-    texts = table[column][:]
-    wrong = [row for row, text in enumerate(texts) if not isinstance(text, str)]
-    if wrong:
-        raise HcLensError(
-            f"expected text in column {column!r} of {where}, got {texts[wrong[0]]!r} in row "
-            f"{wrong[0]} (and {len(wrong) - 1} more); fill or remove these rows"
-        )
-    return [_unwrapped(text) for text in texts] if byte_literals else texts
+def _blank_rows(table: Dataset, sources: Sequence[str], layout: Layout, where: str) -> set[int]:
+    """The rows with a text that is empty or none; an HcLensError if the task cannot have any."""
+    found: set[int] = set()
+    for column in sources:
+        texts = table[column][:]
+        blank = [i for i, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
+        if blank and not layout.drops_blank:
+            raise HcLensError(
+                f"expected text in column {column!r} of {where}, got {texts[blank[0]]!r} in row "
+                f"{blank[0]} (and {len(blank) - 1} more); fill or remove these rows"
+            )
+        found |= set(blank)
+    return found
 
 
 def _unwrapped(text: str) -> str:

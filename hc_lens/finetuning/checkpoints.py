@@ -24,15 +24,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from hc_lens.data.labels import is_placeholder
 from hc_lens.errors import HcLensError, first_line
-from hc_lens.models.loading import read_tokenizer, with_pad
+from hc_lens.models.loading import read_config, read_tokenizer, with_pad
 from hc_lens.models.quiet import quiet
 from hc_lens.records import Records, table_bytes
 
@@ -77,8 +77,8 @@ def trainable(
 def _read(source: str | Path, labels: Sequence[str]) -> PreTrainedModel:
     folder = Path(source).expanduser()
     name = str(folder if folder.is_dir() else source)
+    config = read_config(source)
     try:
-        config = AutoConfig.from_pretrained(name)
         classifier = (config.architectures or [""])[0].endswith(_CLASSIFIER)
         if not classifier:
             _name_labels(config, labels)
@@ -122,7 +122,7 @@ def _copied(source: PreTrainedModel) -> PreTrainedModel:
 
 
 def _unnamed(config: PretrainedConfig) -> bool:
-    return all(re.fullmatch(r"LABEL_\d+", name) for name in (config.id2label or {}).values())
+    return all(map(is_placeholder, (config.id2label or {}).values()))
 
 
 def _name_labels(config: PretrainedConfig, labels: Sequence[str]) -> None:

@@ -40,9 +40,7 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "learning_rate", "clip", "checkpoint_every"):
             if getattr(self, name) <= 0:
-                raise HcLensError(
-                    f"expected {name} above 0, got {getattr(self, name)}; see FinetuneConfig"
-                )
+                raise HcLensError(f"expected {name} above 0, got {getattr(self, name)}; raise it")
         for name, given in (
             ("warmup_steps", [self.warmup_steps]),
             ("checkpoint_at", self.checkpoint_at),

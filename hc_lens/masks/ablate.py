@@ -25,6 +25,8 @@ from hc_lens.units import Unit, UnitSpace
 
 Mask = Float[Tensor, "units"] | Float[Tensor, "batch units"]
 AnyMask = Float[Tensor, "*batch units"] | Bool[Tensor, "*batch units"] | Int[Tensor, "*batch units"]
+MOST_NAMED = 3
+"""Most removed units that a handle names."""
 
 
 def attach(model: Model, mask: AnyMask | Iterable[Unit | str], means: Source | str) -> Handle:
@@ -43,7 +45,7 @@ def attach(model: Model, mask: AnyMask | Iterable[Unit | str], means: Source | s
         values = torch.ones(len(space))
         values[space.indices(mask)] = 0.0
     device = next(iter(model.parameters())).device
-    return Handle(model, mask_edits(space, values.to(device), source))
+    return Handle(model, mask_edits(space, values.to(device), source), about(space, values))
 
 
 def ablate(model: Model, units: Iterable[Unit | str] | Tensor, means: Source | str) -> Handle:
@@ -83,6 +85,18 @@ def check_mask(mask: AnyMask, space: UnitSpace) -> Mask:
             "clamp the mask, and look for NaN where it comes from"
         )
     return values
+
+
+def about(space: UnitSpace, mask: Mask) -> str:
+    """What a mask does, in a few words: ``"L0.H1, L0.H3, L0.H4 and 15 more removed"``."""
+    if mask.ndim == 2:
+        return f"a mask for each of {len(mask)} rows"
+    values = mask.tolist()
+    gone = [label for label, value in zip(space.labels, values, strict=True) if value == 0]
+    soft = sum(0 < value < 1 for value in values)
+    more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
+    removed = f"{', '.join(gone[:MOST_NAMED]) or 'nothing'}{more} removed"
+    return f"{removed}, {soft} partly" if soft else removed
 
 
 def mask_edits(space: UnitSpace, mask: Mask, source: Source) -> Mapping[str, Edit]:

@@ -4,6 +4,8 @@
    head, d_head] and ``blocks.{l}.hook_mlp_out`` [batch, pos, d_model].
 2. A `Handle` remembers exactly the hooks it put on and takes exactly those off again. Hooks of the
    user stay, whatever happens in between; a user's own ``reset_hooks`` does no harm.
+3. A handle with something to say of itself is a mask that a user put on. Its hooks point back to
+   it, so that `hc_lens.masks.attached` finds it on the model and nowhere else.
 """
 
 from __future__ import annotations
@@ -55,14 +57,20 @@ def hooked_units(model: Model) -> UnitSpace:
 class Handle:
     """The hooks that one call put on a model; `detach` (or leaving a ``with``) takes them off."""
 
-    def __init__(self, model: Model, edits: Mapping[str, Edit]):
-        """Put each edit on the hook point of that name; on any failure take all off again."""
+    def __init__(self, model: Model, edits: Mapping[str, Edit], about: str = ""):
+        """Put each edit on the hook point of that name; on any failure take all off again.
+
+        `about` says what a user's mask does; hooks of our own functions leave it empty.
+        """
+        self.about = about
         self._hooks: list[tuple[Any, Any]] = []
         try:
             for name, edit in edits.items():
                 point = model.hook_dict[name]
                 point.add_hook(lambda activation, hook, edit=edit: edit(activation))
-                self._hooks.append((point, point.fwd_hooks[-1]))
+                hook = point.fwd_hooks[-1]
+                self._hooks.append((point, hook))
+                hook.hc_lens = self
         except BaseException:
             self.detach()
             raise
@@ -78,6 +86,9 @@ class Handle:
             hook.hook.remove()
             point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not hook]
         self._hooks = []
+
+    def __repr__(self) -> str:
+        return f"Handle({self.about or 'no mask'}, {'on' if self.attached else 'off'})"
 
     def __enter__(self) -> Handle:
         return self

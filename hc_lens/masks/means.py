@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,11 +27,12 @@ from torch.nn.functional import pad
 from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError, check_choice
+from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.hooks import hook_points, read_units
 from hc_lens.masks.replacements import Source, rank_in_row
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import mask_of
-from hc_lens.protocols import BatchLike, Model
+from hc_lens.protocols import BatchLike, Model, check_batch
 from hc_lens.records import digest, write_file
 from hc_lens.units import UnitSpace
 
@@ -40,7 +41,7 @@ By = Literal["token", "position"]
 """One mean per unit over all tokens, or one for each position in the sentence."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Means(Source):
     """Mean activations of one model, as a source for ablation."""
 
@@ -54,7 +55,7 @@ class Means(Source):
     """Tokens that were averaged; pads do not count."""
     at_position: Mapping[str, Tensor] | None = None
     """Mean at each position in the sentence, [pos, ...], if collected by position."""
-    _positions: Int[Tensor, "batch pos"] | None = field(default=None, repr=False)
+    _positions: Int[Tensor, "batch pos"] | None = None
 
     def __post_init__(self) -> None:
         for name, value in {**self.at_token, **(self.at_position or {})}.items():
@@ -153,6 +154,13 @@ class Means(Source):
         about = json.loads(metadata["about"])
         return cls(at_token=kinds["token"], at_position=kinds["position"] or None, **about)
 
+    def __repr__(self) -> str:
+        heads = [len(mean) for mean in self.at_token.values() if mean.ndim == 2]
+        return (
+            f"Means(by {self.by}, {sum(heads)} heads and {len(self.at_token) - len(heads)} MLPs, "
+            f"{self.n_rows:,} rows, {self.n_tokens:,} tokens, model {self.model[:8]})"
+        )
+
     def _tensors(self) -> dict[str, Tensor]:
         """Every mean under its name in a file."""
         tensors = {f"token/{name}": value for name, value in self.at_token.items()}
@@ -170,10 +178,12 @@ def collect_means(
         by: ``"token"`` for one mean per unit, ``"position"`` for one per unit and position.
     """
     check_choice("by", by, get_args(By))
+    warn_if_masked(model)
     sums: dict[str, Tensor] = {}
     counts = torch.zeros(0, dtype=torch.long)
     n_rows = 0
     for batch in tqdm(batches, desc="means", disable=not progress, leave=False):
+        check_batch(batch, "inputs")
         mask = mask_of(batch.inputs).bool()
         positions = rank_in_row(mask.long())[mask] * (by == "position")
         seen = torch.bincount(positions.cpu(), minlength=len(counts))

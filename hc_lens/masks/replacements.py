@@ -61,6 +61,9 @@ class Source(ABC):
         """This source for one batch."""
         return self
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The replacement at hook point `name`, of a shape that broadcasts to `activation`."""
@@ -94,6 +97,15 @@ class _OfBatch(Source):
         bound._bound = value
         return bound
 
+    def __repr__(self) -> str:
+        bound = "" if self._bound is None else ", bound to a batch"
+        return f"{type(self).__name__}({self._shown}{bound})"
+
+    @property
+    @abstractmethod
+    def _shown(self) -> str:
+        """What tells this source from another of its kind."""
+
     def value(self, name: str, activation: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The replacement in the batch that it is bound to."""
         if self._bound is None:
@@ -113,6 +125,10 @@ class Resample(_OfBatch):
 
     def __init__(self, seed: int):
         self.seed = seed
+
+    @property
+    def _shown(self) -> str:
+        return f"seed {self.seed}"
 
     @property
     def fingerprint(self) -> str:
@@ -165,6 +181,10 @@ class Counterfactual(_OfBatch):
                     "rewrite the rows so that both versions have the same number of tokens"
                 )
             self._pairs[_key(batch)] = other
+
+    @property
+    def _shown(self) -> str:
+        return f"{len(self._pairs)} paired batches"
 
     def bytes_per_token(self, cfg: Any) -> int:
         """The activations of every unit, beside what every source needs."""

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from transformer_lens import HookedTransformer
 
+from hc_lens.data.labels import name_labels
 from hc_lens.errors import HcLensError, first_line
 from hc_lens.models import bert, distilbert, electra, roberta
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
@@ -59,16 +62,18 @@ def load(
 
     Args:
         source: a local directory, a Hub id, or a Hugging Face model object.
-        device: where the model goes; by default TransformerLens's choice.
+        device: where the model goes, such as cpu or cuda:0; by default TransformerLens's choice.
         dtype: the type of the weights; float64 is exact to about 1e-14 against Hugging Face.
         tokenizer: the tokenizer to use instead of the checkpoint's own.
-        labels: names of the classifier's logits in order, for a checkpoint without them.
+        labels: names of the classifier's logits in order, for a checkpoint whose own are
+            placeholders such as ``LABEL_0``; they may not contradict its own.
 
     Returns:
         An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
         `DecoderClassifier` (a HookedTransformer) for decoders; a plain HookedTransformer for a
         causal language model. Each carries `tokenizer`, `labels` and `fingerprint`.
     """
+    check_device(device)
     with quiet():
         if isinstance(source, (str, Path)):
             hf_model = read_checkpoint(source, dtype)
@@ -86,6 +91,19 @@ def load(
         model.to(model.cfg.device or "cpu", print_details=False)
     _carry(model, hf_model.config, tokenizer, labels)
     return model.requires_grad_(False).eval()
+
+
+def check_device(device: str | torch.device | None) -> None:
+    """Refuse a device that PyTorch does not know, or that is not there; None is any."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each kind of device fails in its own way
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise HcLensError(
+            f"expected a device that is there ({', '.join(there)}), got {str(device)!r}; choose "
+            "one of these"
+        ) from error
 
 
 def _check_kind(config: Any, architecture: str) -> None:
@@ -116,7 +134,7 @@ def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> A
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    config = _read_config(source)
+    config = read_config(source)
     architecture = (config.architectures or ["none named in config.json"])[0]
     _check_kind(config, architecture)
     is_language_model = architecture == ARCHITECTURES.get(config.model_type)
@@ -135,6 +153,7 @@ def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> A
             "download or save the checkpoint again"
         ) from error
     missing = sorted(report["missing_keys"])
+    _check_layers(source, config, missing)
     if missing or report.get("mismatched_keys"):
         raise HcLensError(
             f"expected every weight of {type(hf_model).__name__} in {source}, missing "
@@ -144,10 +163,36 @@ def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> A
     return hf_model
 
 
-def _read_config(source: str | Path) -> Any:
+def _check_layers(source: str | Path, config: Any, missing: Sequence[str]) -> None:
+    """Refuse a configuration with more layers than there are weights for."""
+    numbers = (re.search(r"\.(\d+)\.", name) for name in missing)
+    without = sorted({int(found[1]) for found in numbers if found})
+    layers = config.num_hidden_layers
+    if without and without == list(range(without[0], layers)):
+        name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+        raise HcLensError(
+            f"expected weights of {layers} layers in {source} ({name} of its config.json), got "
+            f"those of {without[0]}; set {name} to {without[0]}, or save the checkpoint again"
+        )
+
+
+def _check_json(path: Path) -> None:
+    """Refuse a file that is there and is not JSON."""
+    try:
+        json.loads(path.read_bytes() if path.is_file() else "{}")
+    except ValueError as error:
+        raise HcLensError(
+            f"expected JSON in {path}, got {first_line(error)}; correct it, or download or save "
+            "the checkpoint again"
+        ) from error
+
+
+def read_config(source: str | Path) -> Any:
+    """The configuration of a directory or Hub id."""
     from transformers import AutoConfig
 
     name = _named(source, "config.json", ("config.json",))
+    _check_json(Path(name) / "config.json")
     try:
         return AutoConfig.from_pretrained(name)
     except OSError as error:
@@ -158,7 +203,7 @@ def _read_config(source: str | Path) -> Any:
     except Exception as error:  # each family's configuration class fails in its own way
         raise HcLensError(
             f"expected a configuration of one of the families {sorted(FAMILIES)}, got one that "
-            f"transformers cannot read from {source}: {first_line(error)}"
+            f"transformers cannot read from {source}: {first_line(error)}; correct its config.json"
         ) from error
 
 
@@ -213,12 +258,7 @@ def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str
         model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
     named: dict[int, str] = getattr(model, "labels", {})
     if labels is not None:
-        if isinstance(labels, str) or len(labels) != len(named):
-            raise HcLensError(
-                f"expected labels=[...] with one name for each of the model's {len(named)} labels, "
-                f"got {labels!r}; name them in the order of the model's logits"
-            )
-        named = dict(enumerate(labels))
+        named = name_labels(named, labels)
     vars(model).update(tokenizer=tokenizer, pad_token_id=config.pad_token_id, labels=named)
     if not isinstance(model, (EncoderClassifier, DecoderClassifier)):
         vars(model)["fingerprint"] = fingerprint(model)

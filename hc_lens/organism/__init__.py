@@ -55,7 +55,7 @@ def task(name: Literal["id", "ood"] = "id") -> Task:
 
     ``task()`` is in-domain: splits ``train`` and ``validation``, three labels. ``task("ood")`` has
     16 cases of 1,000 rows, each construction in its adversarial and its friendly form, and two
-    labels, entailment and non-entailment.
+    labels, entailment (what the heuristic answers) and non-entailment.
     """
     from hc_lens.data.task import Task
     from hc_lens.organism.grammar import in_domain, out_of_domain
@@ -65,7 +65,12 @@ def task(name: Literal["id", "ood"] = "id") -> Task:
     if name == "ood":
         splits, labels = {"validation": out_of_domain(0)}, ("entailment", "non-entailment")
         return Task.from_rows(
-            splits, columns=columns, labels=labels, case="case", name="organism-ood"
+            splits,
+            columns=columns,
+            labels=labels,
+            case="case",
+            heuristic=labels[0],
+            name="organism-ood",
         )
     train = in_domain(0, TRAINING_ROWS)
     seen = frozenset((row["premise"], row["hypothesis"]) for row in train)

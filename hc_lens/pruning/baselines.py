@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from hc_lens.metrics import kl_divergence
 from hc_lens.pruning.config import n_removed
-from hc_lens.pruning.importance import importance
+from hc_lens.pruning.importance import mean_gradients
 from hc_lens.pruning.job import Job
 from hc_lens.pruning.subnetwork import Subnetwork
 
@@ -22,7 +22,7 @@ def at_random(job: Job) -> Subnetwork:
 
 def by_importance(job: Job) -> Subnetwork:
     """Without the units of the lowest gradient importance (Michel, Levy and Neubig 2019)."""
-    table = importance(job.model, job.batches, job.source, progress=job.progress)
+    table = mean_gradients(job.model, job.batches, job.source, progress=job.progress)
     return job.without_lowest(torch.tensor(table["importance"].to_numpy(dtype="float32")))
 
 

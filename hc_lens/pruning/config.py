@@ -44,8 +44,9 @@ class PruneConfig:
 
     sparsity: float
     """Fraction of the units to remove, between 0 and 1."""
-    seed: int
-    """Seed of the gates and of the order of the batches."""
+    seed: int = 0
+    """Seed of the gates and of the order of the batches; 0 as in ``hc-lens prune``. The paper's
+    seeds are 42 to 53."""
     method: Method = "gates"
     """Hard-concrete gates, or one of the baselines of `hc_lens.pruning.baselines`."""
     steps: int = 400
@@ -113,7 +114,7 @@ class PruneConfig:
                 )
 
     @classmethod
-    def reference(cls, sparsity: float, seed: int, **changes: Any) -> PruneConfig:
+    def reference(cls, sparsity: float, seed: int = 0, **changes: Any) -> PruneConfig:
         """The choices of the public code, where they change results.
 
         - log_alpha starts at N(10, 0.01), where almost every gate is 1 and hardly any gradient
@@ -127,8 +128,14 @@ class PruneConfig:
           rate warm-up; `steps` keeps these shares at another total.
         - The units that the expected counts zero in each module are removed first. The count is
           exact here all the same; `HardConcrete.binarize_by_module` has the code's own threshold.
-        Not repeated: dropout in the pruned model, a reference model that is itself gated, pads in
-        the means and rows padded to 128.
+        Left out, so that equal numbers are not to be expected:
+        - An update there sees 128 rows, as 4 batches of 32 with a draw of the gates each. Here it
+          sees one of the given batches: pass ``accumulate=4`` with batches of about 32 rows.
+        - Rows are shuffled anew in every epoch there. Here the batches come in a new order, but
+          the rows of a batch stay together, and they are of about equal length.
+        - The learning rate is 0 at the first update there, and one update behind ours after it.
+        - Dropout in the pruned model, a reference model that is itself gated, pads in the means and
+          rows padded to 128.
         """
         percent = 100 * sparsity
         warmup, total = 6500 + 50 * percent, 6500 + 56 * percent

@@ -16,9 +16,11 @@ from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import masked
+from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Loss, cross_entropy
-from hc_lens.protocols import BatchesLike, Model
+from hc_lens.protocols import BatchesLike, Model, check_batch
+from hc_lens.pruning.job import check_logits, row_losses
 from hc_lens.units import UnitSpace
 
 
@@ -37,15 +39,37 @@ def importance(
         means: what would replace a removed unit.
         loss: a function of (logits, batch) that gives one loss per row; default cross-entropy.
     """
-    space, source = UnitSpace.of(model), as_source(means)
+    warn_if_masked(model)
+    return mean_gradients(model, batches, as_source(means), loss, progress)
+
+
+def mean_gradients(
+    model: Model,
+    batches: BatchesLike,
+    source: Source,
+    loss: Loss | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """The table of `importance`."""
+    space, of_labels = UnitSpace.of(model), loss is None
+    if of_labels and not hasattr(batches, "log_probs"):
+        raise HcLensError(
+            f"expected batches with the labels of a task, got a {type(batches).__name__}; make "
+            "them with task.batches(model, ...), or pass loss=... with a function of (logits, "
+            "batch) that gives one loss per row"
+        )
     row_loss = cross_entropy(batches) if loss is None else loss
     absolute = torch.zeros(len(space), dtype=torch.float64)
     signed, n_rows = absolute.clone(), 0
     for batch in tqdm(batches, desc="importance", disable=not progress, leave=False):
+        check_batch(batch, "inputs", "rows", *["labels"] * of_labels)
         rows = len(batch.rows)
         mask = torch.ones(rows, len(space), device=model.cfg.device, requires_grad=True)
         with torch.enable_grad(), masked(model, mask, source.on(batch)):
-            total = row_loss(model(**batch.inputs), batch).sum()
+            logits = model(**batch.inputs)
+            if of_labels:
+                check_logits(model, logits, batch)
+            total = row_losses(row_loss, logits, batch).sum()
         (gradient,) = torch.autograd.grad(total, mask)
         absolute += gradient.abs().sum(0).double().cpu()
         signed -= gradient.sum(0).double().cpu()

@@ -18,9 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import Mask, mask_edits
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source
+from hc_lens.metrics import Loss
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PruneConfig
@@ -41,8 +43,31 @@ class Teacher:
         key = tuple(batch.rows.tolist())
         if key not in self._kept:
             with torch.no_grad():
-                self._kept[key] = self.model(**batch.inputs).cpu()
+                logits = self.model(**batch.inputs)
+            check_logits(self.model, logits, batch)
+            self._kept[key] = logits.cpu()
         return self._kept[key].to(batch.rows.device)
+
+
+def check_logits(model: Model, logits: Tensor, batch: BatchLike) -> None:
+    """Refuse logits of another shape than [batch, labels], such as a language model's."""
+    if logits.ndim != 2 or len(logits) != len(batch.rows):
+        raise HcLensError(
+            f"expected a classifier with logits [batch, labels], here [{len(batch.rows)}, ...], "
+            f"got a {type(model).__name__} with logits {list(logits.shape)}; prune, importance and "
+            "evaluate are for classifiers so far, not for language models: load one with hc.load"
+        )
+
+
+def row_losses(loss: Loss, logits: Tensor, batch: BatchLike) -> Float[Tensor, "batch"]:
+    """The loss of each row; anything but one number per row is an HcLensError."""
+    losses = loss(logits, batch)
+    if losses.shape != batch.rows.shape:
+        raise HcLensError(
+            f"expected one loss for each of the {len(batch.rows)} rows of a batch, got a tensor "
+            f"of shape {list(losses.shape)}; average within each row, over tokens that are not pads"
+        )
+    return losses
 
 
 @dataclass(frozen=True)

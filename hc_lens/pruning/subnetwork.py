@@ -2,13 +2,16 @@
 
 1. ``save`` writes ``subnetwork.safetensors`` and ``subnetwork.json`` into a folder: a few KB. The
    JSON is written last, and each file whole or not at all, so a half-written folder is never read.
-2. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
+2. ``load`` reads such a folder, or what ``push_to_hub`` put into a Hub repository. What comes back
+   equals what was saved: two subnetworks are equal if their files would be.
+3. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +24,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, first_line
 from hc_lens.masks.ablate import attach
 from hc_lens.masks.hooks import Handle
 from hc_lens.masks.replacements import Source
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import Model
-from hc_lens.records import as_folder, json_bytes, write_file
-from hc_lens.units import UnitSpace
+from hc_lens.records import as_folder, digest, json_bytes, write_file
+from hc_lens.units import UnitSet, UnitSpace, as_units
 
 FORMAT = "hc_lens.subnetwork.1"
+ABOUT, TENSORS = "subnetwork.json", "subnetwork.safetensors"
+"""The two files of a subnetwork."""
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""A user or organisation and a repository of theirs."""
 ORIGIN = ("model", "means", "data", "config")
 """Fields that the JSON file holds as they are."""
 
@@ -55,6 +62,14 @@ class Subnetwork:
     """Fingerprint of the batches it was found on."""
     history: pd.DataFrame | None = None
     """One row per recorded step: step, target, sparsity, loss, lambda_1, lambda_2."""
+
+    @classmethod
+    def from_units(cls, model: Model, units: UnitSet) -> Subnetwork:
+        """The subnetwork of a model that keeps the named units and removes all others."""
+        space = UnitSpace.of(model)
+        keep = torch.zeros(len(space), dtype=torch.bool)
+        keep[space.indices(as_units(units))] = True
+        return cls(space, keep, fingerprint(model))
 
     @property
     def mask(self) -> Float[Tensor, "units"]:
@@ -112,9 +127,14 @@ class Subnetwork:
         """Write the two files into a folder (made if it is not there)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        tensors, about = self._content()
+        write_file(folder / TENSORS, tensors)
+        write_file(folder / ABOUT, json_bytes(about))
+        return folder
+
+    def _content(self) -> tuple[bytes, dict[str, Any]]:
+        """What the two files hold."""
         scores = {} if self.scores is None else {"scores": self.scores.detach().cpu()}
-        tensors = {"keep": self.keep.cpu(), **scores}
-        write_file(folder / "subnetwork.safetensors", save(tensors))
         about = {
             "format": FORMAT,
             "n_heads": self.space.n_heads,
@@ -123,19 +143,36 @@ class Subnetwork:
             "kept": self.kept,
             "history": None if self.history is None else self.history.to_dict(orient="list"),
         }
-        write_file(folder / "subnetwork.json", json_bytes(about))
-        return folder
+        return save({"keep": self.keep.cpu(), **scores}), about
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subnetwork) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    @property
+    def _digest(self) -> str:
+        return digest(*self._content())
 
     @classmethod
-    def load(cls, folder: str | Path) -> Subnetwork:
-        """Read a folder that `save` wrote."""
-        folder = Path(folder)
+    def load(
+        cls, folder: str | Path, *, path: str = ".", revision: str | None = None
+    ) -> Subnetwork:
+        """Read a folder that `save` wrote, or a Hub repository that `push_to_hub` wrote to.
+
+        Args:
+            folder: a folder, or a Hub id such as ``"user/repo"`` where there is no such folder.
+            path: where in the folder or repository the two files are.
+            revision: branch, tag or commit of the Hub repository.
+        """
+        folder = _local(folder, path, revision)
         try:
-            about = json.loads((folder / "subnetwork.json").read_text())
-            tensors = load_file(folder / "subnetwork.safetensors")
+            about = json.loads((folder / ABOUT).read_text())
+            tensors = load_file(folder / TENSORS)
         except (OSError, ValueError, SafetensorError) as error:
             raise HcLensError(
-                f"expected subnetwork.json and subnetwork.safetensors in {folder}, got {error}; "
+                f"expected {ABOUT} and {TENSORS} in {folder}, got {error}; "
                 "pass a folder that Subnetwork.save wrote"
             ) from error
         if about.get("format") != FORMAT:
@@ -162,7 +199,27 @@ class Subnetwork:
             api.upload_folder(repo_id=repo, folder_path=folder, path_in_repo=path)
 
     def __repr__(self) -> str:
+        seed = f"seed {self.config['seed']}, " if "seed" in self.config else ""
         return (
             f"Subnetwork({len(self.kept)} of {len(self.space)} units kept, "
-            f"seed {self.config.get('seed')}, model {self.model[:8] or 'several'})"
+            f"{seed}model {self.model[:8] or 'several'})"
         )
+
+
+def _local(given: str | Path, path: str, revision: str | None) -> Path:
+    """The folder of the two files, fetched from the Hub if a Hub id is given."""
+    folder = Path(given).expanduser()
+    if folder.exists() or not (isinstance(given, str) and HUB_ID.fullmatch(given)):
+        return folder / path
+    from huggingface_hub import snapshot_download
+
+    # Both files in one call, so that they are of one commit.
+    wanted = [(Path(path) / name).as_posix() for name in (ABOUT, TENSORS)]
+    try:
+        return Path(snapshot_download(given, revision=revision, allow_patterns=wanted)) / path
+    except Exception as error:  # the connection errors of two HTTP libraries, by version
+        raise HcLensError(
+            f"expected a folder with {ABOUT} and {TENSORS}, or a Hub repository, got {given!r}: "
+            f"{first_line(error)}; correct the name, or without a network pass the path of a "
+            "folder that Subnetwork.save wrote"
+        ) from error

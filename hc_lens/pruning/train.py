@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from tqdm.auto import trange
 
 from hc_lens.errors import HcLensError
+from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Loss, cross_entropy, kl_divergence
-from hc_lens.protocols import BatchesLike, BatchLike, Model
+from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.job import Job, PruneStep, Teacher
+from hc_lens.pruning.job import Job, PruneStep, Teacher, row_losses
 from hc_lens.pruning.subnetwork import Subnetwork
 
 KEPT_STEPS = 60
@@ -48,6 +49,9 @@ def prune(
 ) -> Subnetwork:
     """Find a subnetwork of `model` with exactly the sparsity of `config`.
 
+    A language model is refused, unless the settings have a loss of your own: the logits of every
+    token are neither averaged nor kept.
+
     Args:
         model: a hooked classifier; its weights stay as they are and get no gradients.
         batches: the rows to be faithful on.
@@ -55,11 +59,17 @@ def prune(
         callback: called after each step.
         teacher: the full model's kept logits on these batches, to share between calls.
     """
+    warn_if_masked(model)
     source = as_source(means)
     job = Job(model, batches, source, config, teacher or Teacher(model), callback, progress)
     source.check(model, job.space)
+    if len(batches) == 0:
+        raise HcLensError("expected at least one batch to prune on, got none; check the split")
+    check_batch(batches[0], "inputs", "rows")
     # A sparsity that cannot be reached is found before any run of the model.
     job.gates.binarize(config.sparsity)
+    if not callable(config.loss):
+        job.teacher.logits(batches[0])  # refuses what is no classifier
     with frozen(model):
         return METHODS[config.method](job)
 
@@ -166,7 +176,7 @@ class GateTraining:
                 with self.job.masked(sampled, batch):
                     logits = self.job.model(**batch.inputs)
                 # Outside the handle: the teacher may have to run the full model here.
-                rows = self.row_loss(logits, batch)
+                rows = row_losses(self.row_loss, logits, batch)
             drawn = 1.0 - sampled.mean()
             sparsity = self.gates.expected_sparsity() if config.expected_sparsity else drawn
             share, loss = len(batch.rows) / n_rows, rows.mean()

@@ -28,6 +28,7 @@ from tqdm.auto import tqdm
 
 from hc_lens.data.batches import named_batches
 from hc_lens.errors import HcLensError
+from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, LOGIT, Totals, row_metrics
 from hc_lens.models.fingerprint import fingerprint
@@ -124,6 +125,7 @@ def scan(
         memory: most bytes to hold beside the model and the results, such as 500_000_000 or "2GB".
         store: folder in which finished batches are kept; the same call continues from there.
     """
+    warn_if_masked(model)
     run = _Scan(model, datasets, means, sets, limit, memory, store)
     results = run.results(progress)
     return _table(run.labels, ((name, b.cases, b.labels, rows) for name, b, _, rows in results))
@@ -141,6 +143,7 @@ def scan_rows(
     progress: bool = True,
 ) -> ScanRows:
     """The results of `scan` for every row, in the order of the splits; arguments as there."""
+    warn_if_masked(model)
     run = _Scan(model, datasets, means, sets, limit, memory, store)
     frames, kept = [], []
     for name, batch, logits, metrics in run.results(progress):

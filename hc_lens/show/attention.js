@@ -1,6 +1,8 @@
 "use strict";
 // Unpacks the patterns of one figure and hands them to circuitsvis once the figure comes into view:
 // a map has a cell for each pair of tokens, and drawing a whole page of them at once takes seconds.
+// In a notebook circuitsvis comes with another output. Until that one has run, or if it is gone, the
+// maps are drawn plainly here.
 var hcLensAttention = function (id, data) {
   const unpack = function () {
     const bytes = atob(data.values);
@@ -14,10 +16,42 @@ var hcLensAttention = function (id, data) {
     const row = () => Array.from({ length: size }, next);
     return data.heads.map(() => Array.from({ length: size }, row));
   };
-  let drawn = false;
+  const drawPlainly = function (place) {
+    const side = Math.max(2, Math.min(16, Math.floor(240 / data.tokens.length)));
+    const note = document.createElement("p");
+    note.textContent =
+      "Plain maps, queries down and keys across: the output that brings the interactive view, that " +
+      "of the first figure, is not on this page. Run that cell again (after a restart of the " +
+      "kernel any figure brings it), or write a page of its own with .save('figure.html').";
+    place.append(note);
+    unpack().forEach(function (map, head) {
+      const box = document.createElement("figure");
+      const title = document.createElement("figcaption");
+      const canvas = document.createElement("canvas");
+      title.textContent = data.heads[head];
+      canvas.width = canvas.height = side * data.tokens.length;
+      const pen = canvas.getContext("2d");
+      map.forEach((row, query) =>
+        row.forEach(function (value, key) {
+          pen.fillStyle = `rgba(0, 0, 255, ${value})`;
+          pen.fillRect(key * side, query * side, side, side);
+        })
+      );
+      box.append(title, canvas);
+      place.append(box);
+    });
+  };
+  let drawn = "";
   const draw = function () {
-    if (drawn) return;
-    drawn = true;
+    const place = document.getElementById(id);
+    const way = window.CircuitsVis ? "circuitsvis" : "plainly";
+    if (place === null || drawn === "circuitsvis" || drawn === way) return;
+    drawn = way;
+    place.replaceChildren();
+    if (way === "plainly") {
+      drawPlainly(place);
+      return;
+    }
     CircuitsVis.render(id, CircuitsVis.AttentionHeads, {
       tokens: data.tokens,
       attention: unpack(),
@@ -36,4 +70,5 @@ var hcLensAttention = function (id, data) {
   }, near);
   observer.observe(document.getElementById(id));
   window.addEventListener("beforeprint", draw);
+  window.addEventListener("hc-lens-bundle", () => drawn && draw());
 };

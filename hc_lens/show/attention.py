@@ -33,7 +33,8 @@ from hc_lens.masks.ablate import masked
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.models.inputs import is_encoder, tokenizer_of
 from hc_lens.protocols import Model
-from hc_lens.show.page import POLICY, bundle, json_for_script, pack, save
+from hc_lens.show.notebook import carries_bundle
+from hc_lens.show.page import POLICY, bundle, json_for_script, own_scripts, pack, save
 from hc_lens.units import Unit, UnitSpace
 
 MOST_VALUES = 20_000_000
@@ -170,7 +171,7 @@ class Page:
     def _repr_html_(self) -> str:
         # A notebook has many figures on one page: each needs an id that no other has.
         parts = [figure.fragment(f"hc-lens-{uuid.uuid4().hex}") for figure in self.figures]
-        return "\n".join([bundle(), *parts])
+        return "\n".join([bundle() if carries_bundle() else own_scripts(), *parts])
 
     def __len__(self) -> int:
         return len(self.figures)
@@ -245,6 +246,11 @@ def _batch(
             )
         return premise
     firsts = [premise] if isinstance(premise, str) else list(premise)
+    if not all(text.strip() for text in firsts):
+        raise HcLensError(
+            f"expected a premise with text, got {next(t for t in firsts if not t.strip())!r}; "
+            "give a sentence"
+        )
     if hypothesis is None:
         return word_batch(model, firsts, separator)
     seconds = [hypothesis] if isinstance(hypothesis, str) else list(hypothesis)

@@ -40,6 +40,8 @@ class SweepConfig:
     those of the public code."""
     means: DataSpec | None = None
     """Rows of the mean activations; None for those of `train`."""
+    model_labels: tuple[str, ...] = ()
+    """Names of the checkpoints' logits in order, where their own are placeholders (``LABEL_0``)."""
 
     def __post_init__(self) -> None:
         check(self, "the sweep")

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hc_lens.errors import HcLensError, check_choice, check_count, first_line
+from hc_lens.models.loading import check_device
 from hc_lens.sweeps.perform import Task, perform
 
 TRIES = 2
@@ -43,11 +44,14 @@ class Local:
     """Number of processes; None for cores / threads, 0 for this process itself."""
     threads: int = 1
     """Torch threads of each run; another number gives results that differ in rounding."""
+    device: str | None = "cpu"
+    """Where the models run; None for TransformerLens's choice."""
 
     def __post_init__(self) -> None:
         if self.workers is not None:
             check_count("workers", self.workers, 0)
         check_count("threads", self.threads)
+        check_device(self.device)
 
     def open(self, n_runs: int) -> Pool:
         """A pool for at most so many runs."""
@@ -71,6 +75,8 @@ class Ray:
     """How often a task is tried again when its node or process dies."""
     address: str | None = None
     """Address of the cluster; None for RAY_ADDRESS, a cluster of this machine, or a new one."""
+    device: str | None = None
+    """Where the models run; None for TransformerLens's choice, a GPU where a run has one."""
 
     def __post_init__(self) -> None:
         if self.workers is not None:

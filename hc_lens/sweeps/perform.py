@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import torch
 
+from hc_lens.data.batches import Batches
 from hc_lens.data.specs import read_model
 from hc_lens.errors import HcLensError
 from hc_lens.evaluation import evaluate
@@ -39,6 +39,7 @@ from hc_lens.sweeps.runs import (
     prepared_key,
     read_record,
     run_parts,
+    with_shares,
     write_record,
 )
 from hc_lens.version import __version__
@@ -64,6 +65,8 @@ class Task:
     """Seed of a run."""
     key: str = ""
     """Key of a run, from the fingerprints that the preparation found; empty to prepare."""
+    device: str | None = None
+    """Where the model runs; None for TransformerLens's choice."""
 
     @property
     def is_run(self) -> bool:
@@ -74,9 +77,10 @@ class Task:
 class Loaded:
     """A checkpoint with its rows in memory, and what its runs share."""
 
-    def __init__(self, config: SweepConfig, name: str):
+    def __init__(self, config: SweepConfig, name: str, device: str | None = None):
         self.config = config
-        self.model = read_model(config.checkpoints[name])
+        labels = config.model_labels or None
+        self.model = read_model(config.checkpoints[name], device=device, labels=labels)
         self.train = config.train.batches(self.model)
         same = config.means is None or config.means == config.train
         self.means_rows = self.train if same else config.means.batches(self.model)  # type: ignore[union-attr]
@@ -85,7 +89,7 @@ class Loaded:
             "model": fingerprint(self.model),
             "train": self.train.fingerprint,
             "means": self.means_rows.fingerprint,
-            "evaluation": {key: batches.fingerprint for key, batches in self.data.items()},
+            "evaluation": {key: _evaluated(batches) for key, batches in self.data.items()},
         }
         self.teacher = Teacher(self.model)
         self.teachers = {key: Teacher(self.model) for key in self.data}
@@ -109,7 +113,7 @@ class Loaded:
                     store,
                     PREPARED,
                     {"key": key, **self.inputs, **self.where()},
-                    table.filter(items=FULL_COLUMNS),
+                    with_shares(table, FULL_COLUMNS),
                     lambda folder: means.save(folder / MEANS),
                 )
             # Read back even when just computed: every run of every process sees the stored bytes.
@@ -135,11 +139,18 @@ class Loaded:
             teachers=self.teachers,
             progress=False,
         )
-        table = pd.DataFrame(table[table["subnetwork"] != FULL]).filter(items=MEASURES)
+        table = with_shares(table.loc[table["subnetwork"] != FULL], MEASURES)
         given = plain_value(self.config.prune)
         about = {"key": task.key, **parts, "given": given, **self.where()}
         write_record(store, RUNS, about, table, sub.save)
         return float((table["kl"] * table["n"]).sum() / table["n"].sum())
+
+
+def _evaluated(batches: Batches) -> str:
+    """Fingerprint of evaluation rows; the heuristic decides the sides of their cases."""
+    if batches.heuristic is None:
+        return batches.fingerprint
+    return digest(batches.fingerprint, batches.heuristic)
 
 
 def perform(task: Task) -> dict[str, Any]:
@@ -173,7 +184,7 @@ def _load(task: Task) -> Loaded:
     key = (task.sweep, task.checkpoint)
     if key not in _kept:
         forget()
-        _kept[key] = Loaded(SweepConfig.from_dict(task.config), task.checkpoint)
+        _kept[key] = Loaded(SweepConfig.from_dict(task.config), task.checkpoint, task.device)
     return _kept[key]
 
 

@@ -26,6 +26,7 @@ import pandas as pd
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.means import Means
+from hc_lens.metrics import SHARE
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import (
     Files,
@@ -44,11 +45,12 @@ KIND = "sweep"
 RUNS, PREPARED, CHECKPOINTS = "runs", "prepared", "checkpoints"
 ABOUT, EVALUATION, MEANS = "about.json", "evaluation.csv", "means.safetensors"
 TABLE, FULL_TABLE = "runs.parquet", "full.parquet"
-METHOD_VERSION = 1
-"""Raised whenever means, pruning or evaluation give other numbers for the same input."""
-MEASURES = ["dataset", "case", "n", "accuracy", "kl", "agreement"]
+METHOD_VERSION = 2
+"""Raised whenever means, pruning or evaluation give other numbers, or more, for the same input."""
+SCORES = ["dataset", "case", "side", "n", "accuracy", "low", "high"]
+MEASURES = [*SCORES, "kl", "agreement"]
 COLUMNS = ["run", "checkpoint", "sparsity", "seed", *MEASURES]
-FULL_COLUMNS = ["checkpoint", "dataset", "case", "n", "accuracy"]
+FULL_COLUMNS = ["checkpoint", *SCORES]
 
 Name = tuple[str, float, int]
 """Checkpoint, sparsity and seed of a run."""
@@ -59,10 +61,10 @@ class Runs:
     """The runs of one sweep."""
 
     table: pd.DataFrame
-    """One row per run, dataset and case: run (its key), checkpoint, sparsity, seed, dataset, case,
-    n, accuracy, kl, agreement."""
+    """One row per run, dataset and case: run (its key), checkpoint, sparsity and seed, then the
+    columns of `hc.evaluate` from dataset on."""
     full: pd.DataFrame
-    """The full models: checkpoint, dataset, case, n, accuracy."""
+    """The full models: checkpoint, then the same columns without kl and agreement."""
     subnetworks: Mapping[Name, Subnetwork]
     """Subnetwork by (checkpoint, sparsity, seed)."""
     failed: pd.DataFrame
@@ -93,9 +95,12 @@ Inputs = Mapping[str, Any]
 
 
 def prepared_key(inputs: Inputs) -> str:
-    """Name of the record with a checkpoint's means and its full evaluation."""
+    """Name of the record with a checkpoint's means and its full evaluation.
+
+    Runs that are read back say by which method they were made, and find their full model by it.
+    """
     parts = {name: inputs[name] for name in ("model", "means", "evaluation")}
-    return digest({"method": METHOD_VERSION, **parts})
+    return digest({"method": inputs.get("method", METHOD_VERSION), **parts})
 
 
 def run_parts(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> dict[str, Any]:
@@ -274,5 +279,13 @@ def _names(store: Records) -> Mapping[str, list[str]]:
 
 
 def _joined(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    found = tables or [pd.DataFrame(columns=columns)]
-    return pd.concat(found, ignore_index=True).filter(items=columns)
+    """Tables under each other, with these columns."""
+    return with_shares(
+        pd.concat(tables or [pd.DataFrame(columns=columns)], ignore_index=True), columns
+    )
+
+
+def with_shares(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """These columns of an evaluation, and the shares of the predicted labels that it has."""
+    shares = [name for name in table.columns if name.startswith(SHARE)]
+    return table.filter(items=[*columns, *shares])

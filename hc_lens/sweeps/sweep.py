@@ -16,7 +16,7 @@ import itertools
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def sweep(
     engine: str | Engine = "local",
     workers: int | None = None,
     progress: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> Runs:
     """Run what is missing of a sweep and read all of it.
 
@@ -67,6 +68,8 @@ def sweep(
             settings.
         workers: runs at one time; by default as many as there are cores.
         progress: show done / running / failed, the time left and the last run's KL.
+        say: gets the lines of progress where there is no bar, and which runs failed; by default
+            they go to the error stream.
 
     Returns:
         The runs of `config`. Those that failed are in `failed` with the reason; another call tries
@@ -74,7 +77,7 @@ def sweep(
     """
     chosen = engines.named(engine, workers)
     records = Records(store, KIND, owner=(RUNS, PREPARED, CHECKPOINTS, TABLE))
-    work = _Sweep(config, records, chosen, _Progress(config.n_runs, progress))
+    work = _Sweep(config, records, chosen, _Progress(config.n_runs, progress, say))
     try:
         work.drive()
         write_tables(records)
@@ -100,8 +103,8 @@ def sweep(
 class _Progress:
     """What has become of the runs: a bar in a terminal or a notebook, else a line now and then."""
 
-    def __init__(self, total: int, shown: bool):
-        self.total, self.shown = total, shown
+    def __init__(self, total: int, shown: bool, say: Callable[[str], None] | None = None):
+        self.total, self.shown, self.say = total, shown, say or _say
         self.known = self.done = 0
         """Runs that the store already had, and those of this call that are finished."""
         self.failed: dict[Name, str] = {}
@@ -136,7 +139,7 @@ class _Progress:
             self._bar.set_postfix_str(status)
         elif self.shown and (last or time.monotonic() - self._last_line >= LINE_EVERY):
             self._last_line = time.monotonic()
-            _say(f"{self.known + self.done} of {self.total} done, {status}")
+            self.say(f"sweep: {self.known + self.done} of {self.total} done, {status}")
 
     def close(self) -> None:
         """The last state, the end of the bar, and which runs failed: one line for each reason."""
@@ -146,11 +149,11 @@ class _Progress:
         for why in dict.fromkeys(self.failed.values() if self.shown else ()):
             names = ["/".join(map(str, name)) for name in self.failed if self.failed[name] == why]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            _say(f"failed {', '.join(names[:3])}{more}: {why}")
+            self.say(f"sweep: failed {', '.join(names[:3])}{more}: {why}")
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"sweep: {line}\n")
+    sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
@@ -164,7 +167,8 @@ class _Sweep:
         self.under_way: dict[str, list[Name]] = {}
         """Runs by key: two names of one model share a run."""
         # What all tasks of this call have in common, and a name for the call.
-        self.task = partial(Task, uuid.uuid4().hex, portable(config), store.address, engine.threads)
+        common = (uuid.uuid4().hex, portable(config), store.address, engine.threads)
+        self.task = partial(Task, *common, device=engine.device)
 
     def drive(self) -> None:
         """Prepare every checkpoint and do every run that the store does not have."""

@@ -1,24 +1,33 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from hc_lens.errors import HcLensError
 from hc_lens.metrics import (
     ACCURACY,
     AGREEMENT,
     FULL,
+    HEURISTIC,
     KL,
+    LABELLED,
     LOGIT,
     MARGIN,
+    PREDICTION,
     Totals,
+    by_side,
     cross_entropy,
     kl_divergence,
+    label_metrics,
     log_odds,
     over_cases,
     row_metrics,
+    sides,
+    wilson,
 )
 
 
@@ -181,3 +190,91 @@ def test_cases_are_joined_by_their_rows_and_a_missing_number_does_not_count():
     assert joined["kl"].tolist() == [1.0, 1.0]
     assert joined["accuracy"][0] == 0.5
     assert math.isnan(joined["accuracy"][1])
+
+
+def test_the_predicted_label_is_one_of_the_tasks_own():
+    # The model's labels 0, 1 and 2 are the task's a, other and other.
+    logits = torch.eye(3)
+    found = row_metrics(TwoWay(), batch_of(0, 0, 1), logits, logits[None])
+    assert found[PREDICTION].tolist() == [[0, 1, 1]]
+    said = label_metrics(TwoWay(), batch_of(0, 0, 1), found[PREDICTION])
+    assert said["share_a"].tolist() == [[1, 0, 0]]
+    assert said["share_other"].tolist() == [[0, 1, 1]]
+
+
+def test_a_row_tells_whether_its_label_is_what_the_heuristic_answers():
+    batches, predictions = TwoWay(), torch.zeros(2, 3, dtype=torch.float64)
+    assert label_metrics(batches, batch_of(0, 1, -1), predictions)[HEURISTIC].isnan().all()
+    batches.heuristic = "other"  # type: ignore[attr-defined]
+    found = label_metrics(batches, batch_of(0, 1, -1), predictions)
+    assert found[HEURISTIC].tolist() == [[0, 1, 0]] * 2
+    assert found[LABELLED].tolist() == [[1, 1, 0]] * 2
+    batches.heuristic = "yes"  # type: ignore[attr-defined]
+    with pytest.raises(HcLensError, match=r"the heuristic's answer among \['a', 'other'\], got"):
+        label_metrics(batches, batch_of(0), predictions)
+
+
+def test_a_case_has_a_side_only_if_the_heuristic_is_right_on_all_of_its_rows_or_on_none():
+    shares = pd.Series([1.0, 0.0, 0.5, math.nan])
+    assert sides(shares).tolist() == ["friendly", "adversarial", "", ""]
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 5), (5, 5), (8, 17), (1, 1), (500, 1000), (3, 8)])
+def test_the_interval_of_a_share_is_that_of_wilson(right, n):
+    low, high = wilson(np.array([right / n]), np.array([float(n)]))
+    expected = binomtest(right, n).proportion_ci(method="wilson")
+    assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_a_share_of_no_rows_has_no_interval():
+    low, high = wilson(np.array([math.nan, 0.5]), np.array([0.0, 4.0]))
+    assert np.isnan([low[0], high[0]]).all()
+    assert not np.isnan([low[1], high[1]]).any()
+
+
+def two_sided() -> pd.DataFrame:
+    """Two friendly cases, two adversarial ones and one of neither side, of a collapsed model."""
+    columns = ["dataset", "case", "side", "n", "accuracy", "share_yes", "share_no"]
+    nan = math.nan
+    rows = [
+        ("ood", "a", "friendly", 10, 0.16, 0.16, 0.84),
+        ("ood", "b", "friendly", 1000, 0.30, 0.30, 0.70),
+        ("ood", "c", "adversarial", 10, 0.96, 0.04, 0.96),
+        ("ood", "d", "adversarial", 30, 0.70, 0.30, 0.70),
+        ("ood", "e", "", 30, 0.0, 1.0, 0.0),
+        ("half", "a", "friendly", 10, 0.5, 0.5, 0.5),
+        ("id", "all", "", 30, 0.9, nan, nan),
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_a_balanced_score_is_the_mean_of_both_sides_with_every_case_the_same():
+    ood, half, inside = by_side(two_sided(), ["dataset"]).to_dict(orient="records")
+    assert ood["dataset"] == "ood"
+    scores = [ood["friendly"], ood["adversarial"], ood["balanced"]]
+    assert scores == pytest.approx([0.23, 0.83, 0.53])
+    # (0.77 + 0.83) / 2 of the rows are answered with "no".
+    assert ood["said"] == "no"
+    assert ood["said_share"] == pytest.approx(0.80)
+    assert half["friendly"] == 0.5
+    for missing in (half["adversarial"], half["balanced"], half["said"], half["said_share"]):
+        assert math.isnan(missing)
+    assert pd.isna(pd.Series(inside).drop("dataset")).all()
+
+
+def test_sides_are_told_apart_by_all_keys_and_lines_stay_in_order():
+    other = two_sided().assign(accuracy=1.0)
+    table = pd.concat([two_sided().assign(seed=1), other.assign(seed=0)])
+    found = by_side(table, ["seed", "dataset"])
+    lines = list(zip(found["seed"], found["dataset"], strict=True))
+    assert lines == [(seed, name) for seed in (1, 0) for name in ("ood", "half", "id")]
+    assert found["balanced"].tolist()[::3] == pytest.approx([0.53, 1.0])
+
+
+@pytest.mark.parametrize("lacking", [["side"], ["side", "share_yes", "share_no"]])
+def test_a_table_without_sides_has_no_balanced_score(lacking):
+    found = by_side(two_sided().drop(columns=lacking), ["dataset"])
+    names = ["friendly", "adversarial", "balanced", "said", "said_share"]
+    assert found.columns.tolist() == ["dataset", *names]
+    assert found["dataset"].tolist() == ["ood", "half", "id"]
+    assert found[names].isna().all(axis=None)

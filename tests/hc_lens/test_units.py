@@ -107,3 +107,8 @@ def test_sets_to_ablate_are_every_unit_alone_unless_some_are_named():
 def test_a_doubtful_set_is_an_error_that_says_what_is_wrong(sets, message):
     with pytest.raises(hc.HcLensError, match=message):
         resolve_sets(TWO_BY_THREE, sets)
+
+
+def test_a_space_is_shown_in_one_short_line():
+    space = UnitSpace((12,) * 12, tuple(range(12)))
+    assert repr(space) == "UnitSpace(12 layers, 144 heads and 12 MLPs)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,8 @@ from hc_lens.analyses.effective_size import SizeConfig, compare, effective_size
 from hc_lens.analyses.effective_size.figures import figure, flagged
 from hc_lens.analyses.tables import full_table, run_table
 from hc_lens.errors import HcLensError
+from tests.analyses.effective_size import published
+from tests.commands import invoke
 from tests.unchecked import checked_again
 
 COLUMNS = ["checkpoint", "sparsity", "seed", "dataset", "case", "accuracy"]
@@ -198,6 +201,179 @@ def test_full_models_may_be_a_table_and_runs_may_have_other_columns():
     pd.testing.assert_frame_equal(
         effective_size(table, frame), effective_size(table, full(0.9, 0.8))
     )
+
+
+EXCERPTS = {
+    "mnli": (published.MNLI, published.MNLI_CASES, published.MNLI_FULL),
+    "qqp": (published.QQP, published.QQP_CASES, published.QQP_FULL),
+}
+PUBLISHED_SIZES = {
+    "mnli": {"id": [50, 50, 45], "ood": [90, 70, 90], "mix": [75, 70, 85]},
+    "qqp": {"id": [60, 50, 50], "ood": [85, 90, 100], "mix": [80, 80, 80]},
+}
+"""The size of each seed, by the rules of the paper's plotting script."""
+
+
+@pytest.mark.parametrize("task", list(EXCERPTS))
+def test_the_published_grids_give_the_published_sizes(task: str):
+    table, models = published.tables(*EXCERPTS[task])
+    sizes = effective_size(table, models, SizeConfig.published()).set_index("target")
+    for target, expected in PUBLISHED_SIZES[task].items():
+        assert published.by_brute_force(*EXCERPTS[task], target, 0.03) == expected
+        found = sizes.loc[target, ["effective_size", "std"]].tolist()
+        assert found == pytest.approx([pd.Series(expected).mean(), pd.Series(expected).std()])
+    assert sizes["missing"].eq({"mnli": 1, "qqp": 4}[task]).all()
+
+
+@pytest.mark.parametrize("margin", [0.001, 0.01, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("task", list(EXCERPTS))
+def test_the_published_rules_are_those_of_a_plain_loop_at_every_margin(task: str, margin: float):
+    table, models = published.tables(*EXCERPTS[task])
+    sizes = effective_size(table, models, SizeConfig.published(margin=margin))
+    for row in sizes.itertuples():
+        by_hand = published.by_brute_force(*EXCERPTS[task], row.target, margin)
+        assert row.effective_size == pytest.approx(sum(by_hand) / 3)
+
+
+def test_the_published_rules_differ_from_the_papers_text():
+    # Seeds 42 and 44 both lose out of domain at 70% of the units, seed 43 does not: the mean over
+    # seeds does, so seeds first needs 90%, seeds last (90 + 70 + 90) / 3.
+    table, models = published.tables(*EXCERPTS["mnli"])
+    by = effective_size(table, models).set_index("target")["effective_size"]
+    assert by.to_dict() == pytest.approx({"id": 50, "ood": 90, "mix": 90})
+
+
+def test_the_published_rules_are_one_sided_strict_and_pooled():
+    config = SizeConfig.published()
+    assert (config.average, config.one_sided) == ("seeds-last", True)
+    # Better always passes, worse by exactly the margin does not.
+    cells = {(0.2, 1): (0.9, 0.78), (0.4, 1): (0.87, 0.99), (0.6, 1): (0.5, 0.77)}
+    by = found(runs(cells), average="seeds-last", one_sided=True, strict=True, pooled=True)
+    assert by["id"]["sparsity"] == 0.2
+    assert by["ood"]["sparsity"] == 0.4
+    assert found(runs(cells))["ood"]["sparsity"] == 0.6
+    # One case in domain and two outside: (0.9 + 2 * 0.8) / 3, not (0.9 + 0.8) / 2.
+    assert by["mix"]["full"] == pytest.approx(2.5 / 3)
+    # Two thirds of a drop of 0.05 are more than 0.03, half of it is less.
+    dropped = runs({(0.2, 1): (0.9, 0.75)})
+    assert found(dropped, pooled=True)["mix"]["none_passes"]
+    assert found(dropped)["mix"]["sparsity"] == 0.2
+    levels = {"id": 1 / 3, "ood": 1 / 2}
+    low = full(0.45, 0.5)
+    assert found(dropped, full=low, chance=levels, pooled=True)["mix"]["floor"] is False
+    low = full(0.41, 0.5)
+    assert found(dropped, full=low, chance=levels, pooled=True)["mix"]["floor"] is True
+    assert found(dropped, full=low, chance=levels)["mix"]["floor"] is False
+
+
+def test_a_published_mark_for_a_missing_run_is_an_error_that_says_what_to_write():
+    table, models = published.tables(*EXCERPTS["qqp"])
+    marked = table.fillna({"accuracy": -1})
+    with pytest.raises(HcLensError, match=r"expected NaN .* missing, got -1 in 8 rows; write NaN"):
+        effective_size(marked, models)
+    cleaned = marked.replace({"accuracy": {-1: float("nan")}})  # as the message says
+    pd.testing.assert_frame_equal(effective_size(cleaned, models), effective_size(table, models))
+    models.loc[0, "accuracy"] = -1
+    with pytest.raises(HcLensError, match=r"table of full models .* missing, got -1 in 1 rows"):
+        effective_size(table, models)
+
+
+def test_a_sparsity_of_which_every_run_is_missing_stays_in_the_grid():
+    table = runs({(0.2, 1): (0.9, 0.8), (0.4, 1): (0.9, 0.8), (0.6, 1): (math.nan, math.nan)})
+    compared = compare(table, full(0.9, 0.8), SizeConfig(ood=None))
+    assert compared["sparsity"].tolist() == [0.2, 0.4, 0.6]
+    assert compared["accuracy"].isna().tolist() == [False, False, True]
+    by = found(table)
+    assert by["id"]["missing"] == by["ood"]["missing"] == 1
+    assert not by["id"]["ceiling"]  # the largest sparsity of the grid was not measured
+    # A case that is missing in one run, and one that is missing in all.
+    table.loc[(table["case"] == "if") & (table["sparsity"] == 0.4), "accuracy"] = math.nan
+    assert found(table)["ood"]["missing"] == 2
+    table.loc[table["case"] == "if", "accuracy"] = math.nan
+    assert math.isnan(found(table)["ood"]["effective_size"])
+
+
+def sided(cells: dict[float, tuple[float, float]]) -> pd.DataFrame:
+    """Sparsity -> accuracy on two friendly cases and on one adversarial case; id is always 0.9."""
+    rows = []
+    for sparsity, (friendly, adversarial) in cells.items():
+        rows.append(("a", sparsity, 1, "id", "all", 0.9, "", 10))
+        rows += [("a", sparsity, 1, "ood", c, friendly, "friendly", 10) for c in ("f1", "f2")]
+        rows.append(("a", sparsity, 1, "ood", "x", adversarial, "adversarial", 10))
+    return pd.DataFrame(rows, columns=[*COLUMNS, "side", "n"])
+
+
+SIDED_FULL = {
+    ("a", "id", "all"): 0.9,
+    ("a", "ood", "f1"): 0.9,
+    ("a", "ood", "f2"): 0.9,
+    ("a", "ood", "x"): 0.5,
+}
+
+
+def test_a_balanced_score_stands_beside_the_ood_mean():
+    # At 0.4 one answer is given to everything: every adversarial row is right, no friendly one.
+    table = sided({0.2: (0.88, 0.5), 0.4: (0.0, 1.0)})
+    config = SizeConfig(cases=("x",), one_sided=True, chance={"id": 1 / 3, "ood": 1 / 2})
+    sizes = effective_size(table, SIDED_FULL, config).set_index("target")
+    assert sizes.index.tolist() == ["id", "ood", "balanced", "mix"]
+    assert sizes.loc["ood", "sparsity"] == 0.4  # the adversarial case alone is fooled
+    assert sizes.loc["balanced", "sparsity"] == 0.2
+    assert sizes.loc["balanced", "full"] == pytest.approx((0.9 + 0.5) / 2)
+    assert sizes.loc["balanced", "accuracy"] == pytest.approx((0.88 + 0.5) / 2)
+    assert sizes["floor"].tolist() == [False, True, False, False]
+    labels = figure(sizes.reset_index()).axes[0].get_legend_handles_labels()[1]
+    assert labels[1:3] == ["out of domain", "out of domain, balanced"]
+
+
+def test_without_both_sides_there_is_no_balanced_score():
+    table = sided({0.2: (0.88, 0.5)})
+    for other in (table.assign(side=""), table.replace({"side": {"friendly": ""}})):
+        assert effective_size(other, SIDED_FULL)["target"].tolist() == ["id", "ood", "mix"]
+    table.loc[table["case"] == "f2", "accuracy"] = math.nan
+    row = effective_size(table, SIDED_FULL).set_index("target").loc["balanced"]
+    assert (row["missing"], math.isnan(row["effective_size"])) == (1, True)
+
+
+def test_csv_files_give_what_their_tables_give(tmp_path: Path):
+    table, models = published.tables(*EXCERPTS["mnli"])
+    table = table.assign(checkpoint="30500", side="", n=1000)
+    models = models.assign(checkpoint="30500")
+    paths = tmp_path / "runs.csv", tmp_path / "full.csv"
+    table.to_csv(paths[0], index=False)
+    models.to_csv(paths[1], index=False)
+    config = SizeConfig.published()
+    expected = effective_size(table, models, config)
+    pd.testing.assert_frame_equal(effective_size(paths[0], str(paths[1]), config), expected)
+    out = tmp_path / "out"
+    line = ("analyse", "effective-size", paths[0], "--full", paths[1], "--published", "--out", out)
+    done = invoke(*line)
+    assert done.exit_code == 0, done.output
+    written = pd.read_csv(out / "table.csv")
+    assert written["effective_size"].tolist() == expected["effective_size"].tolist()
+    assert "76.6667" in done.stdout
+    assert "is finished" in invoke(*line).stderr
+
+
+def test_csv_files_that_cannot_be_used_are_errors(tmp_path: Path):
+    path = tmp_path / "runs.csv"
+    runs({(0.2, 1): (0.9, -1)}).to_csv(path, index=False)
+    done = invoke("analyse", "effective-size", path)
+    assert done.exit_code == 1
+    assert "--full with the CSV file of the full models, got --full None" in done.stderr
+    done = invoke("analyse", "effective-size", path, "--full", path)
+    assert "expected NaN in the column accuracy of the table of runs" in done.stderr
+    with pytest.raises(HcLensError, match=r"a CSV file of runs, got 'no\.csv', which is no file"):
+        effective_size("no.csv", path)
+
+
+def test_sparsities_that_differ_in_the_last_bit_are_one():
+    table = pd.concat([runs({(0.3, 1): (0.9, 0.8)}), runs({(0.1 + 0.2, 2): (0.9, 0.8)})])
+    compared = compare(table, full(0.9, 0.8), SizeConfig(ood=None))
+    assert compared["sparsity"].tolist() == [0.3, 0.3]
+    assert compared["accuracy"].notna().all()
+    alone = runs({(0.1 + 0.2, 2): (0.9, 0.8)})
+    assert run_table(alone)["sparsity"].tolist() == [0.1 + 0.2] * 3  # as it was asked for
 
 
 def test_compare_shows_every_run_of_the_grid():

@@ -199,13 +199,69 @@ def test_linear_upstream_is_exact_for_late_changes_and_a_near_counterfactual():
     batch = encode(before, QUESTIONS, OPTIONS)[0]
     with torch.no_grad():
         ways = [Linear(before, after, batch), Exact(before, after, batch, ScoreConfig())]
-        near = {site: each.parts.clone() for site, each in ways[0].kept.items()}
         generator = torch.Generator().manual_seed(0)
-        for value in near.values():
-            value += 1e-5 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        near = {
+            site: 1e-5 * torch.randn(each.parts.shape, generator=generator, dtype=each.parts.dtype)
+            for site, each in ways[0].kept.items()
+        }
         guess, truth = (upstream(way, [near]) for way in ways)
     for name in ("embed", "L0.H1", "L0.MLP", "L1.H0", "L1.MLP"):
         torch.testing.assert_close(guess[name].sum(1), truth[name][:, 0], rtol=5e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama", "gemma"])
+def test_upstream_scores_at_z_are_those_of_autograd_at_z(shape):
+    before = random_model(shape)
+    after = moved(before)
+    asked = QUESTIONS[:2]
+    ids = [torch.tensor([token_ids(before, each.prompt)]) for each in asked]
+    name = "blocks.1.attn.hook_z"
+    own, other = (before.run_with_cache(each)[1][name] for each in ids)
+    batch = encode(before, asked[:1], OPTIONS)[0]
+
+    def slope(model):
+        """The gradient of the reward of the first prompt at z, in the whole model."""
+        kept = []
+
+        def keep(z, hook):
+            kept.append(z.detach().requires_grad_())
+            return kept[0]
+
+        with torch.enable_grad():
+            logits = model.run_with_hooks(ids[0], fwd_hooks=[(name, keep)])
+            return torch.autograd.grad(batch.reward(logits[:, -1]).sum(), kept)[0]
+
+    # Both prompts are of one length, so position stands against position.
+    expected = ((slope(after) - slope(before)) * (own - other)).sum(-1)[0]
+    which = {"which": ("upstream",), "n_counterfactuals": 1, "by": "position"}
+    theirs, ours = (
+        scores(before, after, asked, OPTIONS, ScoreConfig(gradient_at_z=at_z, **which),
+               progress=False).set_index(["question", "component"])["value"]
+        for at_z in (True, False)
+    )  # fmt: skip
+    for head in range(before.cfg.n_heads):
+        found = theirs.loc[(0, f"L1.H{head}")].to_numpy()
+        assert found == pytest.approx(expected[:, head].numpy(), abs=1e-10)
+        # Ours keeps the old W_O on both sides.
+        assert abs(found - ours.loc[(0, f"L1.H{head}")].to_numpy()).max() > 1e-6
+    for component in ("embed", "L0.MLP", "L1.MLP"):
+        assert (theirs.loc[(0, component)] == ours.loc[(0, component)]).all()
+
+
+def test_upstream_scores_at_z_are_ours_if_no_w_o_has_changed():
+    before = random_model("gpt2")
+    after = moved(before, only=lambda name: not name.endswith("W_O"))
+    found = [
+        table(before, after, "linear", which=("upstream",), gradient_at_z=at_z)["value"]
+        for at_z in (True, False)
+    ]
+    assert (found[0] - found[1]).abs().max() < 1e-12
+    assert found[0].abs().max() > 1e-6
+
+
+def test_gradients_at_z_without_gradients_are_an_error():
+    with pytest.raises(HcLensError, match=r"gradient_at_z with method='linear', .*method='exact'"):
+        ScoreConfig(method="exact", gradient_at_z=True)
 
 
 def test_an_exact_score_of_one_position_changes_only_that_position():

@@ -52,7 +52,7 @@ def test_a_study_needs_both_domains_and_two_sparsities() -> None:
 
 
 def test_the_early_checkpoint_must_be_in_the_series() -> None:
-    with pytest.raises(HcLensError, match=r"expected early among .*'400'.*got '300'"):
+    with pytest.raises(HcLensError, match=r"one of the series .*'400'.*got '300'; give its name"):
         dataclasses.replace(demo(), early="300")
 
 

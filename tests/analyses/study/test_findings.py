@@ -6,36 +6,80 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from hc_lens.analyses import superadditive
 from hc_lens.analyses.study import findings
+from hc_lens.scans.scan import ScanRows
 from hc_lens.show.report import Fact
 
 HEADS = ("L0.H0", "L1.H1")
+SURE, NOT, DOUBT = "super-additive", "additive or less", "cannot tell"
 GIVEN = {"accuracy": 0.5, "rows": 12, "case": "a {strange} name", "heads": ["L0.H1", "L2.H3"]}
 FACTS: dict[str, Any] = {
     "cases": "adversarial",
     "id_rows": 600,
     "id_accuracy": 0.988,
     "adversarial_cases": 8,
+    "fewest_rows": 80,
     "adversarial_accuracy": 0.372,
+    "adversarial_accuracy_low": 0.34,
+    "adversarial_accuracy_high": 0.41,
+    "gap": 0.616,
+    "gap_low": 0.58,
+    "gap_high": 0.65,
     "worst_case": "relative",
     "worst_case_accuracy": 0.05,
     "best_case": "embedded_if",
     "best_case_accuracy": 0.81,
+    "best_case_accuracy_low": 0.7,
+    "best_case_accuracy_high": 0.9,
+    "friendly_cases": 8,
+    "full_friendly": 0.93,
+    "full_balanced": 0.651,
+    "full_said": "entailment",
+    "full_said_share": 0.78,
     "first_sparsity": 0.5,
     "first_seeds": 12,
     "first_id_mean": 0.986,
     "first_id_lowest": 0.98,
     "first_id_worst_drop": 0.008,
+    "first_id_worst_drop_low": -0.01,
+    "first_id_worst_drop_high": 0.03,
     "first_widest_case": "passive",
-    "first_widest_low": 0.2,
-    "first_widest_high": 0.41,
-    "first_widest_spread": 0.21,
+    "first_widest_rows": 400,
+    "first_widest_least": 0.2,
+    "first_widest_most": 0.51,
+    "first_widest_spread": 0.31,
+    "first_widest_spread_low": 0.2,
+    "first_widest_spread_high": 0.42,
+    "first_balanced_least": 0.55,
+    "first_balanced_most": 0.72,
+    "first_friendly_change": -0.02,
+    "first_friendly_change_low": -0.04,
+    "first_friendly_change_high": 0.0,
+    "first_said": "entailment",
+    "first_said_seeds": 12,
+    "first_said_share": 0.8,
     "first_adversarial_mean": 0.36,
+    "first_friendly_side": 0.91,
+    "first_balanced_side": 0.635,
     "second_sparsity": 0.7,
+    "second_seeds": 12,
     "second_adversarial_mean": 0.12,
+    "second_friendly_side": 0.9,
+    "second_balanced_side": 0.51,
+    "second_said": "non-entailment",
+    "second_said_seeds": 11,
+    "second_said_share": 0.8,
+    "adversarial_change": -0.24,
+    "adversarial_change_low": -0.28,
+    "adversarial_change_high": -0.2,
+    "friendly_change": -0.01,
+    "friendly_change_low": -0.04,
+    "friendly_change_high": 0.02,
     "core": ["L0.H6", "L1.H1"],
     "looked_at": ["L0.H6", "L1.H1"],
     "core_size": 2,
@@ -53,12 +97,13 @@ FACTS: dict[str, Any] = {
     "early_expected": 0.06,
     "joint_case": "swap",
     "joint_drop": 0.5,
-    "joint_sum": 0.3,
+    "joint_losses": 0.3,
     "joint_excess": 0.2,
     "joint_low": 0.1,
     "joint_high": 0.3,
     "joint_id_drop": 0.02,
     "superadditive_cases": 1,
+    "untold_cases": 0,
     "ablation_cases": 8,
     "overlap_core": 1,
     "overlap_least": 0.2,
@@ -88,16 +133,30 @@ FACTS: dict[str, Any] = {
 }
 
 
+LOW_BEST = {"best_case_accuracy_low": 0.3, "best_case_accuracy_high": 0.45}
+NO_LOSS = {"adversarial_change_low": 0.2, "adversarial_change_high": 0.3}
+FRIENDLY_LOST = {"friendly_change_low": -0.66, "friendly_change_high": -0.5}
+ONE_LABEL = NO_LOSS | FRIENDLY_LOST
+NO_SIDES = {"full_balanced": math.nan}
+
+
 @pytest.mark.parametrize(
     ("make", "changes", "found", "words"),
     [
         (findings.say_model, {}, True, "generalises in part"),
-        (findings.say_model, {"best_case_accuracy": 0.2}, False, "follows the heuristic"),
-        (findings.say_model, {"adversarial_accuracy": 0.98}, False, "does about as well"),
-        (findings.say_model, {"cases": "out-of-domain"}, None, "it does worse"),
+        (findings.say_model, LOW_BEST, False, "follows the heuristic"),
+        (findings.say_model, {"best_case_accuracy_low": 0.4}, None, "Too few rows to tell whether"),
+        (findings.say_model, {"gap_low": -0.02, "gap_high": 0.03}, False, "does about as well"),
+        (findings.say_model, {"gap_low": 0.01, "gap_high": 0.2}, None, "Too few rows to tell how"),
+        (findings.say_model, {"cases": "out-of-domain"}, None, "does worse"),
+        (findings.say_model, {"full_balanced": 0.5}, False, "Answering one label alone would do"),
         (findings.say_collapse, {}, True, "lose what goes beyond the heuristic"),
-        (findings.say_collapse, {"second_adversarial_mean": 0.35}, False, "no clear loss"),
-        (findings.say_collapse, {"cases": "out-of-domain"}, None, "do worse outside"),
+        (findings.say_collapse, NO_LOSS, False, "no clear loss on either side"),
+        (findings.say_collapse, ONE_LABEL, False, "11 of 12 answer non-entailment most, on 80.0%"),
+        (findings.say_collapse, FRIENDLY_LOST, False, "lose both sides"),
+        (findings.say_collapse, {"adversarial_change_high": -0.05}, None, "too few seeds to tell"),
+        (findings.say_collapse, {"full_balanced": math.nan}, None, "do worse outside. No friendly"),
+        (findings.say_collapse, NO_LOSS | NO_SIDES, False, "no clear loss. No friendly cases"),
         (findings.say_core, {}, True, "they share a core."),
         (findings.say_core, {"core_fraction": 0.9}, True, "in at least 90.0% of the 24"),
         (findings.say_core, {"core_size": 1}, True, "looks at the most frequent ones"),
@@ -112,6 +171,13 @@ FACTS: dict[str, Any] = {
         (findings.say_early, {"early_size": 0}, False, "has no core"),
         (findings.say_joint, {}, True, "super-additive on 1 of 8"),
         (findings.say_joint, {"superadditive_cases": 0}, False, "super-additive on none of 8"),
+        (findings.say_joint, {"untold_cases": 3}, True, "1 of 8 adversarial cases (3 cannot tell)"),
+        (
+            findings.say_joint,
+            {"superadditive_cases": 0, "untold_cases": 8},
+            None,
+            "on none of 8 adversarial cases (8 cannot tell)",
+        ),
         (findings.say_attention, {}, True, "(L0.H6) look at the same content word"),
         (findings.say_attention, {"overlap_core_mass": math.nan}, None, "no word that stands in"),
         (findings.say_trace, {}, True, "to the v of L1.H1; the 10 strongest of the 20 to 40 edges"),
@@ -137,20 +203,103 @@ def test_the_wording_follows_the_numbers(
     assert sentence.found is found
 
 
+ABOVE, ACROSS, BELOW = (0.3, 0.4), (0.0, 0.4), (-0.1, 0.01)
+
+
 @pytest.mark.parametrize(
-    ("drop", "spread", "words"),
+    ("drop", "spread", "found", "words"),
     [
-        (0.002, 0.21, "ranges from 20.0% to 41.0%: close in domain, they generalise differently"),
-        (0.002, 0.05, "no adversarial case do their accuracies lie further apart than 5.0 points"),
-        (0.2, 0.21, "(not all are faithful)"),
-        (0.2, 0.05, "outside the seeds agree, in domain some are lost"),
+        (BELOW, ABOVE, True, "Close in domain, they generalise differently."),
+        (BELOW, BELOW, False, "Close in domain, they also generalise alike."),
+        (ABOVE, ABOVE, False, "They differ, but not at equal in-domain accuracy."),
+        (ABOVE, BELOW, False, "Outside the seeds agree, in domain some are lost."),
+        (ACROSS, ABOVE, None, "(too few rows to tell whether all are faithful). Their"),
+        (BELOW, ACROSS, None, "Too few rows to tell whether they generalise differently."),
     ],
 )
-def test_faithful_and_spread_are_told_apart(drop: float, spread: float, words: str) -> None:
-    changes = {"first_id_worst_drop": drop, "first_widest_spread": spread}
+def test_faithful_and_spread_are_judged_by_their_intervals(
+    drop: tuple, spread: tuple, found: bool | None, words: str
+) -> None:
+    changes = dict(zip(("first_id_worst_drop_low", "first_id_worst_drop_high"), drop, strict=True))
+    changes |= dict(
+        zip(("first_widest_spread_low", "first_widest_spread_high"), spread, strict=True)
+    )
     sentence = findings.say_spread(FACTS | changes, "first")
     assert words in sentence.plain
-    assert sentence.found is (drop < 0.05 and spread > 0.15)
+    assert sentence.found is found
+    assert "score 55.0% to 72.0%, the full model 65.1%" in sentence.plain
+
+
+def test_subnetworks_that_answer_one_label_are_not_said_to_generalise() -> None:
+    # As seen at a high sparsity: friendly cases fall from 81% to 23%, adversarial ones rise.
+    changes = {
+        "full_friendly": 0.81,
+        "first_friendly_side": 0.23,
+        "first_friendly_change_low": -0.66,
+        "first_friendly_change_high": -0.5,
+    }
+    sentence = findings.say_spread(FACTS | changes, "first")
+    assert "On the friendly cases they fall from 81.0% to 23.0%" in sentence.plain
+    assert "Answering one label is not generalising." in sentence.plain
+    assert "generalise differently" not in sentence.plain
+    assert sentence.found is None
+
+
+def test_a_spread_over_eight_rows_is_too_few() -> None:
+    # Two seeds, one case: 2 of 8 rows against 6 of 8. The interval reaches below 15 points.
+    spread = pd.DataFrame(
+        {"sparsity": [0.5, 0.5], "dataset": ["id", "ood"], "case": ["all", "swap"],
+         "full": [0.98, 0.5], "min": [0.97, 0.25], "max": [0.98, 0.75], "mean": [0.975, 0.5],
+         "seeds": [2, 2], "n": [1000, 8]}
+    )  # fmt: skip
+    few = findings.spread_facts(spread, ["swap"], [0.5])
+    assert few["first_widest_spread"] == 0.5
+    assert few["first_widest_rows"] == 8
+    assert findings.judge(findings.of(few, "first_widest_spread"), findings.WIDE) is None
+    many = findings.spread_facts(spread.assign(n=[1000, 800]), ["swap"], [0.5])
+    assert findings.judge(findings.of(many, "first_widest_spread"), findings.WIDE) is True
+
+
+def sides(friendly: tuple[float, ...], adversarial: tuple[float, ...]) -> pd.DataFrame:
+    """Three seeds at two sparsities, the second as given; the first is 81% and 53%."""
+    rows = [(0.5, seed, 0.81, 0.53, "entailment", 0.64) for seed in range(3)]
+    for seed, (right, other) in enumerate(zip(friendly, adversarial, strict=True)):
+        rows.append((0.7, seed, right, other, "non-entailment", (1 - right + other) / 2))
+    names = ["sparsity", "seed", "friendly", "adversarial", "said", "said_share"]
+    table = pd.DataFrame(rows, columns=names)
+    return table.assign(balanced=table[["friendly", "adversarial"]].mean(axis=1))
+
+
+def test_a_collapse_into_one_label_is_found_in_the_sides() -> None:
+    table = sides((0.20, 0.23, 0.26), (0.80, 0.83, 0.86))
+    found = findings.side_facts(table, [0.5, 0.7], 0.81)
+    assert found["second_friendly_side"] == pytest.approx(0.23)
+    assert found["second_balanced_side"] == pytest.approx(0.53)
+    assert (found["second_said"], found["second_said_seeds"]) == ("non-entailment", 3)
+    assert found["second_said_share"] == pytest.approx(0.8)
+    # Student's interval of -0.61, -0.58, -0.55: -0.58 -+ 4.303 * 0.03 / sqrt(3).
+    assert found["friendly_change_high"] == pytest.approx(-0.58 + 0.0745, abs=1e-4)
+    sentence = findings.say_collapse(FACTS | found)
+    assert "fall into answering one label (3 of 12 answer non-entailment most" in sentence.plain
+    assert sentence.found is False
+
+
+def test_the_full_model_is_told_with_its_rows_and_both_sides() -> None:
+    table = pd.DataFrame(
+        {"dataset": ["id", "ood", "ood", "ood"], "case": ["all", "swap", "passive", "plain"],
+         "kind": ["in domain", "adversarial", "adversarial", "friendly"],
+         "n": [1000, 200, 100, 50], "accuracy": [0.98, 0.6, 0.2, 0.9],
+         "share_yes": [0.5, 0.4, 0.8, 0.9], "share_no": [0.5, 0.6, 0.2, 0.1]}
+    )  # fmt: skip
+    found = findings.evaluation_facts(table)
+    assert found["adversarial_accuracy"] == pytest.approx(0.4)
+    assert (found["full_friendly"], found["full_balanced"]) == pytest.approx((0.9, 0.65))
+    # (0.4 + 0.8) / 2 on the one side, 0.9 on the other.
+    assert (found["full_said"], found["full_said_share"]) == ("yes", pytest.approx(0.75))
+    assert (found["fewest_rows"], found["friendly_rows"]) == (100, 50)
+    # Two Wilson intervals, 0.531 to 0.665 and 0.133 to 0.289, of which the mean is taken.
+    assert found["adversarial_accuracy_low"] == pytest.approx(0.352, abs=1e-3)
+    assert found["adversarial_accuracy_high"] == pytest.approx(0.455, abs=1e-3)
 
 
 def test_one_seed_has_nothing_to_compare() -> None:
@@ -176,7 +325,7 @@ def test_every_number_of_a_sentence_is_a_fact_with_its_name() -> None:
     ("name", "style"),
     [("id_accuracy", "percent"), ("joint_drop", "span"), ("spearman_p", "probability"),
      ("spearman", "two"), ("core_size", "number"), ("joint_low", "span"),
-     ("first_widest_low", "percent")],
+     ("first_widest_least", "percent")],
 )  # fmt: skip
 def test_each_number_is_shown_in_its_style(name: str, style: str) -> None:
     second = {key.replace("first", "second"): FACTS[key] for key in FACTS if "first_" in key}
@@ -185,22 +334,22 @@ def test_each_number_is_shown_in_its_style(name: str, style: str) -> None:
     assert {part.style for part in parts if part.name == name} == {style}
 
 
-def excess(**cases: tuple[float, float, float]) -> pd.DataFrame:
-    """Rows of joint ablation: drop, sum of the single drops and p by case; 5 points in domain."""
+def excess(**cases: tuple[float, float, str]) -> pd.DataFrame:
+    """Rows of joint ablation: drop, sum of the losses, verdict by case; 5 points in domain."""
     rows = [
         {
             "dataset": "id" if case == "all" else "ood",
             "case": case,
             "size": 2,
-            "n": 500,
             "drop": drop,
-            "sum_of_drops": alone,
+            "sum_of_losses": alone,
             "excess": drop - alone,
             "low": drop - alone - 0.05,
             "high": drop - alone + 0.05,
-            "p": p,
+            "p": 0.5,
+            "verdict": verdict,
         }
-        for case, (drop, alone, p) in {"all": (0.05, 0.05, 1.0), **cases}.items()
+        for case, (drop, alone, verdict) in {"all": (0.05, 0.0, SURE), **cases}.items()
     ]
     return pd.DataFrame(rows)
 
@@ -215,23 +364,45 @@ def scan() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_the_case_with_the_largest_sure_excess_is_shown() -> None:
-    table = excess(swap=(0.6, 0.2, 0.0), passive=(0.5, 0.4, 0.001), relative=(0.9, 0.1, 0.5))
+def test_the_super_additive_case_with_the_largest_excess_is_shown() -> None:
+    # The largest excess of all is on a case that cannot tell, and the row in domain does not count.
+    table = excess(swap=(0.6, 0.2, SURE), passive=(0.5, 0.4, SURE), relative=(0.9, 0.1, DOUBT))
     found = findings.ablation_facts(table, scan(), HEADS)
     assert (found["joint_case"], found["superadditive_cases"]) == ("swap", 2)
+    assert (found["untold_cases"], found["ablation_cases"]) == (1, 3)
     assert found["joint_excess"] == pytest.approx(0.4)
+    assert found["joint_losses"] == pytest.approx(0.2)
     assert found["joint_id_drop"] == pytest.approx(0.05)
     assert found["core_head_change"] == pytest.approx(-0.3)
     assert found["other_head_change"] == pytest.approx(-0.1)
 
 
-def test_an_excess_does_not_count_where_removing_the_heads_together_costs_nothing() -> None:
-    # Alone the two heads gain 67 points in sum, together they change nothing: an excess of 67.
-    table = excess(relative=(0.0, -0.67, 0.0), swap=(0.6, 0.2, 0.0))
+def test_without_a_super_additive_case_the_nearest_is_one_that_was_tested() -> None:
+    table = excess(swap=(0.3, 0.2, DOUBT), passive=(0.1, 0.4, NOT), relative=(0.9, 0.1, DOUBT))
+    table.loc[table["case"] == "relative", "p"] = math.nan
     found = findings.ablation_facts(table, scan(), HEADS)
-    assert (found["joint_case"], found["superadditive_cases"]) == ("swap", 1)
-    table = excess(relative=(0.0, -0.67, 0.0), swap=(0.6, 0.7, 1.0))
-    assert findings.ablation_facts(table, scan(), HEADS)["superadditive_cases"] == 0
+    assert (found["joint_case"], found["superadditive_cases"]) == ("swap", 0)
+    assert found["untold_cases"] == 2
+
+
+def test_the_sentence_counts_the_verdicts_of_the_table() -> None:
+    # Right answers of 100: the full model's, without each head, without both. On `relative` the
+    # model has nothing to lose, and it gains 67 points in sum when one head is removed.
+    right = {"swap": (90, 80, 80, 20), "passive": (90, 60, 60, 50), "relative": (0, 40, 27, 0)}
+    correct = np.concatenate(
+        [np.arange(100) < np.array(counts)[:, None] for counts in right.values()], axis=1
+    )
+    rows = {"dataset": "ood", "case": np.repeat(list(right), 100), "row": range(300), "label": 0}
+    zeros = np.zeros(correct.shape)
+    sets = ("full", *HEADS, "+".join(HEADS))
+    table = superadditive.excess(
+        ScanRows(sets, pd.DataFrame(rows), zeros[..., None], correct, correct, zeros, zeros)
+    )
+    verdicts = dict(zip(table["case"], table["verdict"], strict=True))
+    assert verdicts == {"swap": SURE, "passive": NOT, "relative": "interaction, not a loss"}
+    found = findings.ablation_facts(table, scan(), HEADS)
+    assert found["superadditive_cases"] == (table["verdict"] == SURE).sum() == 1
+    assert "super-additive on 1 of 3" in findings.say_joint(FACTS | found).plain
 
 
 def test_a_number_is_shown_in_the_style_after_its_name() -> None:

@@ -34,7 +34,7 @@ def open_folder(path: Path) -> Records:
 
 
 def run(path: Path, *steps: Step) -> dict[str, Path]:
-    return run_steps(open_folder(path), steps, Study(demo(), path / "runs"), lambda line: None)
+    return run_steps(open_folder(path), steps, Study(demo(), path / "runs"))
 
 
 def test_a_step_with_the_same_settings_runs_once(tmp_path: Path) -> None:

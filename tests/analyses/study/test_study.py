@@ -20,7 +20,7 @@ import pytest
 from hc_lens.analyses import study
 from hc_lens.analyses.study.config import StudyConfig, demo
 from hc_lens.errors import HcLensError
-from hc_lens.records import read_table
+from hc_lens.records import digest, read_table
 from hc_lens.show.report import show
 from tests.browser import running_browser
 from tests.commands import invoke
@@ -34,7 +34,7 @@ SECTIONS = ("summary", "model", "subnetworks", "core", "ablation", "attention", 
 def small() -> StudyConfig:
     """The demo with two seeds, few rows and hardly any pruning."""
     config = demo()
-    few = {"limit": 160}
+    few = {"limit": 160, "limit_per_case": None}
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, limit=60),
@@ -168,7 +168,7 @@ def test_a_change_redoes_only_what_it_touches(run: Path) -> None:
     lines: list[str] = []
     changed = dataclasses.replace(small(), attention_rows=30)
     study.run(changed, run, command="hc-lens demo", workers=0, progress=False, say=lines.append)
-    assert lines == ["attention ...", "report ..."]
+    assert lines == ["step 7 of 11: attention", "step 11 of 11: report"]
     study.run(small(), run, command="hc-lens demo", workers=0, progress=False)
 
 
@@ -215,6 +215,27 @@ def test_the_report_command_writes_the_page_again_but_never_over_a_file(
         study.report(run, page)
     with pytest.raises(HcLensError, match="expected finished work of 'study'"):
         study.report(tmp_path, tmp_path / "other.html")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The hash of every file below a folder; an empty text for a folder."""
+    return {
+        str(path.relative_to(folder)): digest(path.read_bytes()) if path.is_file() else ""
+        for path in folder.rglob("*")
+    }
+
+
+def test_the_report_command_leaves_the_run_folder_as_it_is(run: Path, tmp_path: Path) -> None:
+    before = digests(run)
+    for _ in range(2):
+        again = invoke("report", run, "--out", tmp_path / "pages", "--force")
+        assert again.exit_code == 0, again.output
+        assert digests(run) == before
+    for inside in (run, run / "steps", run / "pages"):
+        refused = invoke("report", run, "--out", inside, "--force")
+        assert refused.exit_code == 1
+        assert "expected a folder outside the run folder" in refused.stderr
+        assert digests(run) == before
 
 
 def test_the_folder_of_another_model_is_refused(run: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from hc_lens.cli import options
 from hc_lens.sweeps.runs import Runs
 from hc_lens.sweeps.sweep import sweep
 from tests.commands import invoke
@@ -44,9 +46,33 @@ def test_the_effective_size_command_prints_a_row_for_each_checkpoint_and_target(
     result = invoke("analyse", "effective-size", *given)
     assert result.exit_code == 0
     table = pd.read_csv(tmp_path / "table.csv")
-    assert table["checkpoint"].tolist() == ["step-200"] * 3 + ["step-1200"] * 3
+    targets = table.groupby("checkpoint", sort=False)["target"].agg(set)
+    assert targets.index.tolist() == ["step-200", "step-1200"]
+    assert all({"id", "ood", "mix"} <= found for found in targets)
     assert table["missing"].eq(0).all()
     assert table["floor"].notna().all()
+
+
+def test_the_commands_put_a_balanced_score_beside_an_ood_mean(
+    swept: tuple[Path, Runs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, runs = swept
+    cases = sorted(set(runs.table.loc[runs.table["dataset"] == "ood", "case"]))
+    sides = {case: ("friendly", "adversarial")[place % 2] for place, case in enumerate(cases)}
+    table = runs.table.assign(side=runs.table["case"].map(sides).fillna(""))
+    monkeypatch.setattr(options.Store, "read", lambda self: replace(runs, table=table))
+    result = invoke("analyse", "subnetworks", store, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "the balanced score of each run" in result.stdout
+    written = pd.read_csv(tmp_path / "out" / "sides.csv")
+    last = table.loc[(table["checkpoint"] == "step-1200") & (table["dataset"] == "ood")]
+    means = last.groupby(["sparsity", "seed", "side"])["accuracy"].mean()
+    assert written["balanced"].tolist() == pytest.approx(
+        means.groupby(["sparsity", "seed"]).mean().tolist()
+    )
+    result = invoke("analyse", "effective-size", store)
+    targets = [line.split()[1] for line in result.stdout.splitlines()[1:]]
+    assert targets == ["id", "ood", "balanced", "mix"] * 2
 
 
 def test_a_checkpoint_that_the_store_lacks_is_an_error(swept: tuple[Path, Runs]):

@@ -268,6 +268,92 @@ def test_curves_against_sparsity_begin_with_the_full_model():
     assert table["mean"].tolist() == pytest.approx([0.8, 0.1, 0.7])
 
 
+def test_spread_groups_by_the_sparsity_that_was_asked_for():
+    # The counts that were reached differ by a unit, and one grid was made by adding steps.
+    runs = accuracies(s1=0.2, s2=0.4, s3=0.9)
+    runs["sparsity"] = [0.3, 0.1 + 0.2, 0.3]
+    runs["reached"] = [0.2987, 0.3052, 0.3]
+    (row,) = analysis.spread(runs, FULL).to_dict("records")
+    assert (row["sparsity"], row["seeds"]) == (0.3, 3)
+
+
+def test_a_missing_run_does_not_count_as_a_seed_and_does_not_vanish():
+    table = analysis.spread(
+        pd.concat([accuracies(s1=0.2, s2=math.nan), accuracies(s1=math.nan).assign(sparsity=0.7)]),
+        FULL,
+    )
+    assert table["sparsity"].tolist() == [0.5, 0.7]
+    assert table["seeds"].tolist() == [1, 0]
+    assert table["mean"].tolist() == pytest.approx([0.2, math.nan], nan_ok=True)
+
+
+def sided() -> pd.DataFrame:
+    """Two seeds on three cases of one dataset and on one of another; seed 2 says one thing."""
+    rows = [
+        (1, "id", "all", "", 0.9, 0.5),
+        (1, "ood", "swap", "adversarial", 0.6, 0.4),
+        (1, "ood", "before", "friendly", 0.8, 0.8),
+        (1, "ood", "after", "friendly", 1.0, 1.0),
+        (2, "id", "all", "", 0.7, 0.2),
+        (2, "ood", "swap", "adversarial", 1.0, 0.0),
+        (2, "ood", "before", "friendly", 0.1, 0.1),
+        (2, "ood", "after", "friendly", 0.1, 0.1),
+    ]
+    columns = ["seed", "dataset", "case", "side", "accuracy", "share_yes"]
+    table = pd.DataFrame(rows, columns=columns).assign(checkpoint="end", sparsity=0.5, n=25)
+    return table.assign(share_no=1 - table["share_yes"])
+
+
+SIDED_FULL = {
+    ("end", "id", "all"): 0.95,
+    ("end", "ood", "swap"): 0.7,
+    ("end", "ood", "before"): 0.9,
+    ("end", "ood", "after"): 1.0,
+}
+
+
+def test_spread_and_curves_keep_the_side_and_the_number_of_rows():
+    for table in (analysis.spread(sided(), SIDED_FULL), analysis.by_sparsity(sided(), SIDED_FULL)):
+        cells = table.drop_duplicates("case").set_index("case")
+        assert cells["side"].to_dict() == {
+            "all": "",
+            "swap": "adversarial",
+            "before": "friendly",
+            "after": "friendly",
+        }
+        assert set(table["n"]) == {25}
+
+
+def test_friendly_cases_stand_beside_adversarial_ones_for_every_run():
+    table = analysis.by_side(sided(), SIDED_FULL)
+    assert table["dataset"].tolist() == ["ood", "ood"]  # id has no sides
+    assert table["friendly"].tolist() == pytest.approx([0.9, 0.1])
+    assert table["adversarial"].tolist() == pytest.approx([0.6, 1.0])
+    assert table["balanced"].tolist() == pytest.approx([0.75, 0.55])
+    full = table[["full_friendly", "full_adversarial", "full_balanced"]].to_numpy()
+    assert full.tolist() == [pytest.approx([0.95, 0.7, 0.825])] * 2
+    # Yes: 0.9 of the friendly and 0.4 of the adversarial rows of seed 1. No: 0.9 and 1 of seed 2.
+    assert table["said"].tolist() == ["yes", "no"]
+    assert table["said_share"].tolist() == pytest.approx([0.65, 0.95])
+    assert len(analysis.by_side(sided().assign(side=""), SIDED_FULL)) == 0
+
+
+def test_sides_that_nobody_named_are_an_error():
+    with pytest.raises(HcLensError, match="expected the column side in the table of runs"):
+        analysis.by_side(sided().drop(columns="side"), SIDED_FULL)
+
+
+def test_figures_show_friendly_cases_before_adversarial_ones():
+    wanted = ["id", "before (friendly)", "after (friendly)", "swap (adversarial)"]
+    spread = spread_figure(sided(), SIDED_FULL)
+    assert [tick.get_text() for tick in spread.axes[0].get_yticklabels()] == wanted
+    curves = sparsity_figure(sided(), SIDED_FULL)
+    assert curves.axes[0].get_legend_handles_labels()[1] == wanted
+    chosen = spread_figure(sided(), SIDED_FULL, cases=["swap", "before"])
+    labels = [tick.get_text() for tick in chosen.axes[0].get_yticklabels()]
+    assert labels == ["swap (adversarial)", "before (friendly)"]
+
+
 def test_select_chooses_checkpoint_sparsity_and_seed():
     runs = {**four_runs(), ("early", 0.1 + 0.2, 1): network("L0.H0")}
     assert list(analysis.select(runs, checkpoint="early")) == [("early", 0.1 + 0.2, 1)]

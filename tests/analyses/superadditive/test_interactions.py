@@ -87,8 +87,13 @@ def test_measured_interactions_are_exact(setting):
         i, j = row["set"].split("+")
         alone = [mean_of(model, batches, means, "probability", **{unit: 0.0}) for unit in (i, j)]
         both = mean_of(model, batches, means, "probability", **{i: 0.0, j: 0.0})
-        assert row["excess"] == pytest.approx((f - both) - (f - alone[0]) - (f - alone[1]))
+        drops = [f - value for value in alone]
+        assert row["interaction"] == pytest.approx((f - both) - sum(drops))
+        assert row["excess"] == pytest.approx((f - both) - sum(max(0, drop) for drop in drops))
         assert row["low"] <= row["excess"] <= row["high"]
+    # Equal interactions are equal to the last digit: their ranks are tied.
+    wholes = [round(count / batches.n_rows, 12) for count in range(-40, 41)]
+    assert found.measured["accuracy_interaction"].isin(wholes).all()
 
 
 def test_the_rank_correlation_is_always_part_of_the_result(setting):
@@ -126,7 +131,7 @@ def test_one_case_alone_can_be_screened(setting):
     other = mean_of(model, part, means, "probability", **{"L3.MLP": 0.0})
     both = mean_of(model, part, means, "probability", **{"L0.H1": 0.0, "L3.MLP": 0.0})
     row = found.measured.set_index("set").loc["L0.H1+L3.MLP"]
-    assert row["excess"] == pytest.approx(alone + other - both - expected)
+    assert row["interaction"] == pytest.approx(alone + other - both - expected)
 
 
 def test_two_way_labels_are_screened_in_the_labels_of_the_task():
@@ -138,7 +143,7 @@ def test_two_way_labels_are_screened_in_the_labels_of_the_task():
     alone = [mean_of(model, batches, means, "probability", **{u: 0.0}) for u in POOL[:2]]
     both = mean_of(model, batches, means, "probability", **dict.fromkeys(POOL[:2], 0.0))
     row = found.measured.set_index("set").loc["+".join(POOL[:2])]
-    assert row["excess"] == pytest.approx(sum(alone) - both - f)
+    assert row["interaction"] == pytest.approx(sum(alone) - both - f)
 
 
 @pytest.mark.parametrize(

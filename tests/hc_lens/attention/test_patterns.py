@@ -100,6 +100,14 @@ def test_words_follow_the_rows_of_the_tasks_batches(hooked):
     assert sorted(seen) == [0, 1, 2]
 
 
+def test_rows_with_words_are_drawn_evenly_over_cases_like_those_of_the_task(hooked):
+    rows = [{"a": a, "b": b, "kind": str(at % 2)} for at, (a, b) in enumerate(PAIRS * 4)]
+    made = hc.Task.from_rows({"train": rows}, columns=("a", "b"), label=None, case="kind")
+    few = word_batches(hooked, made, limit_per_case=2)
+    assert few.rows.tolist() == made.batches(hooked, limit_per_case=2).rows.tolist()
+    assert sorted(row % 2 for row in few.rows.tolist()) == [0, 0, 1, 1]
+
+
 def test_batches_with_words_are_batches_whose_rows_can_be_chosen(hooked):
     rows = word_batches(hooked, task(PAIRS * 4), limit=8, seed=3)
     few = rows.limited(3)

@@ -10,6 +10,7 @@ import pytest
 
 from hc_lens.cli import analyses, analysis
 from hc_lens.cli.parse import parse
+from hc_lens.version import __version__
 
 COMMANDS = (
     *("demo", "study", "load-check", "means", "prune", "evaluate", "scan", "sweep"),
@@ -20,9 +21,14 @@ HEAVY = {"torch", "transformers", "transformer_lens", "datasets", "pandas", "num
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["prune", "--help"], ["sweep", "--help"], ["demo", "--help"], ["study", "--help"]],
+    [
+        *([name, "--help"] for name in COMMANDS),
+        *(["analyse", name, "--help"] for name in ("composition", "extractive")),
+        *(["--help"], ["prune", "-h"], ["--version"]),
+    ],
+    ids=" ".join,
 )
-def test_help_imports_no_heavy_package(arguments):
+def test_help_and_version_import_no_heavy_package(arguments):
     code = (
         "import sys\n"
         "from hc_lens.cli import main\n"
@@ -32,8 +38,19 @@ def test_help_imports_no_heavy_package(arguments):
         f"print({HEAVY} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Usage: hc-lens")
+    assert done.stdout.startswith(("Usage: hc-lens", f"hc-lens {__version__}\n"))
     assert done.stdout.strip().endswith("set()")
+
+
+@pytest.mark.parametrize("level", [(), ("means",), ("analyse",), ("analyse", "composition")])
+def test_h_is_help_at_every_level(call, level):
+    short, long = call(*level, "-h"), call(*level, "--help")
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert short.stdout.startswith("Usage: hc-lens")
+
+
+def test_version_is_that_of_the_package(call):
+    assert call("--version").stdout == f"hc-lens {__version__}\n"
 
 
 def test_python_m_is_the_same_program():
@@ -76,13 +93,40 @@ def test_every_option_is_explained(name, capsys):
     assert {"--out", "--json", "--config", "--force"} <= set(options)
 
 
+LOADING = (
+    *("load-check", "means", "prune", "evaluate", "scan", "sweep", "attention"),
+    *("analyse superadditive", "analyse lexical-overlap", "analyse composition"),
+)
+"""Commands that load classifiers."""
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_command_that_loads_a_model_asks_where_it_runs_and_what_its_logits_mean(name, capsys):
+    assert {"--device", "--model-labels"} <= set(help_of(name, capsys))
+
+
+@pytest.mark.parametrize("name", ["finetune", "analyse extractive"])
+def test_a_command_that_needs_no_label_names_still_asks_where_a_model_runs(name, capsys):
+    assert "--device" in help_of(name, capsys)
+
+
 def test_an_option_has_one_meaning_over_all_commands(capsys):
     meanings = {}
     for name in functions():
         for option, text in help_of(name, capsys).items():
             plain = text.split(" [")[0].split("; by default")[0].split(", such as")[0].strip()
             meanings.setdefault(option, set()).add(plain)
-    shared = ("--limit", "--json", "--config", "--force", "--case", "--labels", "--means")
+    shared = (
+        "--device",
+        "--model-labels",
+        "--limit",
+        "--json",
+        "--config",
+        "--force",
+        "--case",
+        "--labels",
+        "--means",
+    )
     for option in shared:
         assert len(meanings[option]) == 1, (option, meanings[option])
     assert all(text.startswith("File") for text in meanings["--path"])

@@ -38,6 +38,31 @@ def test_rows_of_ones_own_and_a_second_task_are_scored_by_case(call, model, rows
     assert "accuracy" in done.stdout
 
 
+def test_friendly_and_adversarial_cases_are_set_beside_each_other(call, model, tmp_path):
+    texts = {"premise": "the judge ran .", "hypothesis": "the judge ran ."}
+    labels = {"a": "entailment", "b": "neutral", "c": "contradiction"}
+    rows = [{**texts, "label": label, "kind": kind} for kind, label in labels.items()] * 3
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    line = ("evaluate", "--model", model, "--task", "mine", "--path", "rows.jsonl")
+    line = (*line, "--columns", "premise,hypothesis", "--case", "kind", "--limit-per-case", 2)
+    assert " on mine/all" not in call(*line).stdout
+    done = call(*line, "--heuristic", "entailment", "--out", "e")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(tmp_path / "e" / "table.csv")
+    assert table["side"].tolist() == ["friendly", "adversarial", "adversarial"]
+    assert table["n"].tolist() == [2, 2, 2]
+    # One text has one answer, so the model is right on one of the three cases.
+    friendly = float(table["accuracy"][0])
+    adversarial = (1 - friendly) / 2
+    told = f"friendly {friendly}, adversarial {adversarial}, balanced "
+    told += f"{(friendly + adversarial) / 2}, said "
+    found = [text for text in done.stdout.splitlines() if text.startswith("full on mine/all")]
+    assert len(found) == 1
+    assert told in found[0]
+    assert found[0].endswith("said_share 1.0")
+    assert call(*line, "--heuristic", "entailment", "--out", "e").stdout == done.stdout
+
+
 def test_subnetworks_of_one_name_are_told_apart_by_their_folder(call, read, pruned, tmp_path):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "pruned").symlink_to(pruned)
@@ -67,7 +92,7 @@ def test_a_changed_subnetwork_under_the_same_name_is_refused(call, read, pruned)
     ("more", "told"),
     [
         (("--subnetwork", "nowhere"), "expected subnetwork.json and subnetwork.safetensors in"),
-        (("--ood", "mnli"), "expected path= or"),
+        (("--ood", "mnli"), "expected two sets of rows with different names, got mnli/validation"),
         (("--ood-path", "x"), "expected --ood with --ood-path, got x alone; name its task"),
         (("--means", "nowhere", "--subnetwork", "pruned"), "expected a readable safetensors file"),
     ],
@@ -75,7 +100,6 @@ def test_a_changed_subnetwork_under_the_same_name_is_refused(call, read, pruned)
 def test_bad_input_is_one_line(call, read, rows, pruned, more, told):
     if more == ("--ood", "mnli"):
         more = ("--ood", "mnli", "--ood-path", rows)
-        told = "expected two sets of rows with different names, got mnli/train twice"
     done = call("evaluate", *read, *more)
     assert done.exit_code == 1
     assert told in done.stderr.splitlines()[-1]

@@ -114,7 +114,7 @@ def test_a_setting_that_cannot_be_read_is_a_usage_error(call, read, more, told):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--task", "mnlii"), "expected one of the named tasks mnli"),
+        (("--task", "mnlii"), "expected one of the tasks mnli, snli"),
         (("--steps", 0), "expected steps as a whole number of at least 1, got 0"),
         (("--sparsity", 1.5), "expected"),
         (("--keep", "L9.H9"), "expected a unit of a model with 2 layers"),

@@ -17,7 +17,7 @@ def test_the_table_is_that_of_the_library(call, read, model, rows, pruned, tmp_p
     hooked = hc.load(model)
     own = hc.scan(
         hooked,
-        {"mnli/train": DataSpec("mnli", str(rows)).batches(hooked)},
+        {"mnli/validation": DataSpec("mnli", str(rows), split="validation").batches(hooked)},
         hc.Means.load(pruned / "means.safetensors"),
         hc.pairs(["L0.H1", "L1.MLP"]),
     )

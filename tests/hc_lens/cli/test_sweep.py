@@ -12,6 +12,7 @@ from hc_lens.cli.parse import parse
 from hc_lens.cli.sweep import by_seed, named_models
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
+from tests import tiny
 
 
 @pytest.fixture
@@ -144,3 +145,73 @@ def test_the_shown_table_is_over_seeds():
     line = by_seed(table).iloc[0]
     assert (line["seeds"], line["accuracy"]) == (2, 0.625)
     assert (line["lowest"], line["highest"]) == (0.25, 1.0)
+    assert "balanced" not in line
+
+
+def test_friendly_and_adversarial_cases_stand_beside_the_mean_over_rows():
+    columns = ["seed", "dataset", "case", "side", "n", "accuracy", "share_yes", "share_no"]
+    rows = [
+        (0, "id", "all", "", 9, 0.9, 0.5, 0.5),
+        *((seed, "ood", "a", "friendly", 10, 0.13 + seed / 5, 0.2, 0.8) for seed in (0, 1)),
+        *((seed, "ood", "b", "adversarial", 30, 0.73 + seed / 5, 0.2, 0.8) for seed in (0, 1)),
+    ]
+    table = pd.DataFrame(rows, columns=columns)
+    table = table.assign(checkpoint="one", sparsity=0.5, kl=0.0, agreement=1.0)
+    inside, outside = by_seed(table).to_dict(orient="records")
+    assert (inside["n"], outside["n"], outside["seeds"]) == (9, 40, 2)
+    # Over rows (10 x 0.23 + 30 x 0.83) / 40.
+    assert outside["accuracy"] == pytest.approx(0.68)
+    scores = [outside[name] for name in ("friendly", "adversarial", "balanced", "said_share")]
+    assert scores == pytest.approx([0.23, 0.83, 0.53, 0.8])
+    assert outside["said"] == "no"
+    assert pd.isna(inside["balanced"])
+
+
+def test_evaluation_rows_have_limits_of_their_own(sweep, fake, rows):
+    sweep("--limit-per-case", 2, "--ood", "snli", "--ood-path", rows, "--ood-limit-per-case", 1)
+    (config,) = fake
+    limits = [
+        (spec.limit, spec.limit_per_case) for spec in (config.train, *config.evaluation.values())
+    ]
+    assert limits == [(None, 2), (None, None), (None, 1)]
+
+
+@pytest.mark.parametrize("device", ["cudaa", "cuda:99"])
+def test_an_unknown_device_is_refused_before_anything_is_read(call, device, tmp_path):
+    done = call("sweep", "nowhere.toml", "--device", device, "--out", "s")
+    assert done.exit_code == 1
+    assert "expected a device that is there (cpu" in done.stderr
+    assert f"got '{device}'; choose one of these" in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_without_workers_is_refused(sweep, tmp_path):
+    done = sweep("--workers", 0)
+    assert done.exit_code == 2
+    assert 'Invalid value "0" for --workers. Must be >= 1.' in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_device_and_labels_reach_the_sweep():
+    line = "--checkpoints m --task organism --sparsity 0.5 --seeds 0 --out s --device cpu"
+    labels = "--model-labels entailment,neutral,contradiction"
+    called = parse("sweep", command.run, f"{line} {labels}".split())
+    assert called is not None
+    assert called.settings.config().model_labels == ("entailment", "neutral", "contradiction")
+    assert called.settings.placed().device == "cpu"
+    ray = parse("sweep", command.run, f"{line} --engine ray --gpus 1".split())
+    assert ray is not None
+    assert (ray.settings.placed().device, ray.settings.placed().gpus) == ("cpu", 1)
+
+
+def test_failed_runs_are_told_in_the_words_of_the_command_line(sweep, tmp_path):
+    unnamed = tiny.save_checkpoint(
+        tmp_path / "unnamed", labels={index: f"LABEL_{index}" for index in range(3)}
+    )
+    more = ("--checkpoints", f"one={unnamed}")
+    done = sweep(*more)
+    assert done.exit_code == 1
+    assert done.stderr.count("in order, with --model-labels A,B,...") == 2
+    assert "hc.load" not in done.stderr
+    done = sweep("--model-labels", "entailment,neutral,contradiction", "--out", "t", *more)
+    assert done.exit_code == 0, done.output

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from tests import tiny
 
 
 @pytest.fixture
@@ -106,3 +109,101 @@ def test_the_table_of_a_finished_folder_is_read_from_its_file(call, read, tmp_pa
         assert again.stdout == first.stdout, again.stderr
         assert json.loads(call(*line, "--json").stdout)["table"][0]["subnetwork"] == "full"
         assert "table" not in json.loads((tmp_path / suffix / "result.json").read_text())
+
+
+CORE = ("--core", "L0.H0,L1.H2")
+SCORING = {
+    "evaluate": (),
+    "scan": ("--units", "L0.H0"),
+    "analyse superadditive": (*CORE, "--pool", "L0.H0,L1.H2", "--n-resamples", 100),
+    "analyse lexical-overlap": ("--n-bootstrap", 0),
+    "analyse composition": CORE,
+}
+"""Commands that score a model on rows, with what they need beside the model and the rows."""
+
+
+@pytest.mark.parametrize("name", SCORING)
+def test_models_are_scored_on_held_out_rows_and_means_are_of_the_training_rows(
+    call, read, rows, name
+):
+    has_ood = name != "analyse lexical-overlap"
+    second = ("--ood", "hans", "--ood-path", rows.parent / "two") if has_ood else ()
+    if has_ood and not second[-1].exists():
+        second[-1].mkdir()
+        for split in ("train", "validation"):
+            row = {"premise": "the judge ran .", "hypothesis": "a judge ran", "label": 0}
+            lines = [json.dumps({**row, "case": case}) for case in "ab"]
+            (second[-1] / f"{split}.jsonl").write_text("\n".join(lines))
+    done = call(*name.split(), *read, *second, *SCORING[name], "--out", "o", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["read"]
+    means = found.pop("means", "4 rows of mnli/train")
+    assert means == "4 rows of mnli/train"
+    expected = {"mnli/validation": "4 rows", "hans/validation": "2 rows"}
+    assert found == {key: expected[key] for key in list(expected)[: 1 + has_ood]}
+    for data, what in found.items():
+        assert f"{data}: {what}\n" in done.stderr
+    assert json.loads(Path("o/result.json").read_text())["read"].items() >= found.items()
+
+
+@pytest.mark.parametrize("name", ["means", "prune"])
+def test_means_and_subnetworks_come_from_the_training_rows(call, read, name):
+    more = ("--sparsity", 0.5, "--steps", 2) if name == "prune" else ()
+    done = call(name, *read, *more, "--out", "o", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["read"]["mnli/train"] == "4 rows"
+
+
+def test_a_split_that_is_named_is_the_one_that_is_read(call, read):
+    done = call("evaluate", *read, "--split", "train", "--json")
+    assert json.loads(done.stdout)["read"] == {"mnli/train": "4 rows"}
+    assert "held-out" not in done.stderr
+
+
+def test_a_task_without_held_out_rows_is_scored_on_those_it_has_and_says_so(call, model, rows):
+    one = ("--path", rows / "train.jsonl")
+    done = call("evaluate", "--model", model, "--task", "mnli", *one)
+    assert "note: mnli has no held-out split; train is scored\nmnli/train: 4 rows" in done.stderr
+
+
+def test_a_finished_folder_of_another_split_is_refused(call, read, rows, model, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "train.jsonl").write_text((rows / "train.jsonl").read_text())
+    line = ("evaluate", "--model", model, "--task", "mnli", "--path", "own", "--out", "o")
+    assert call(*line).exit_code == 0
+    (own / "validation.jsonl").write_text((rows / "validation.jsonl").read_text())
+    done = call(*line)
+    assert done.exit_code == 1
+    assert "expected o to hold results of what is read now, got other results: mnli/" in done.stderr
+
+
+@pytest.fixture
+def unnamed(tmp_path):
+    """A checkpoint whose labels are placeholders."""
+    return tiny.save_checkpoint(
+        tmp_path / "unnamed", labels={index: f"LABEL_{index}" for index in range(3)}
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in SCORING if "lexical" not in name])
+def test_a_checkpoint_without_label_names_works_with_given_ones(call, rows, unnamed, name):
+    line = (*name.split(), "--model", unnamed, "--task", "mnli", "--path", rows, *SCORING[name])
+    line += ("--ood", "") if name == "analyse composition" else ()
+    done = call(*line)
+    assert done.exit_code == 1
+    assert done.stderr.endswith("what its logits mean, in order, with --model-labels A,B,...\n")
+    named = ("--model-labels", "entailment,neutral,contradiction")
+    assert call(*line, *named).exit_code == 0
+
+
+def test_labels_that_contradict_the_checkpoint_are_refused(call, read):
+    done = call("evaluate", *read, "--model-labels", "neutral,entailment,contradiction")
+    assert done.exit_code == 1
+    assert "expected names that agree with the checkpoint's own, ['entailment'" in done.stderr
+
+
+def test_labels_may_come_from_a_settings_file(call, rows, unnamed, tmp_path):
+    (tmp_path / "s.toml").write_text('model_labels = ["entailment", "neutral", "contradiction"]')
+    line = ("--config", "s.toml", "--model", unnamed, "--task", "mnli", "--path", rows)
+    assert call("evaluate", *line).exit_code == 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hc_lens as hc
-from hc_lens.data.batches import MOST_PADDING, bucket, named_batches, sample
+from hc_lens.data.batches import MOST_PADDING, bucket, draw, named_batches, sample
 from hc_lens.errors import HcLensError
 from hc_lens.records import digest
 from tests import tiny
@@ -209,13 +209,16 @@ def test_a_separator_has_no_place_in_an_encoder_or_between_single_texts(bert, gp
         single.batches(gpt2, separator=" ")
 
 
-def test_a_row_without_any_token_is_an_error(gpt2):
+@pytest.mark.parametrize("text", ["", " "])
+def test_a_row_without_text_is_an_error_that_names_it(gpt2, text):
     task = hc.Task.from_rows(
-        [{"text": "a", "label": "neutral"}, {"text": "", "label": "neutral"}],
+        [{"text": "a", "label": "neutral"}, {"text": text, "label": "neutral"}],
         columns="text",
         labels=NLI,
     )
-    with pytest.raises(HcLensError, match="got 1 rows without text"):
+    with pytest.raises(
+        HcLensError, match=r"expected text in column 'text'.*got ' ?' in row 1 \(and 0 more\)"
+    ):
         task.batches(gpt2)
 
 
@@ -314,8 +317,8 @@ def test_tokens_are_read_from_the_cache_the_second_time(bert, task, cache, monke
 
 
 def test_every_setting_that_matters_changes_the_fingerprint(bert, gpt2, task):
-    order = ["neutral", "entailment", "contradiction"]
-    renamed = hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer(), labels=order)
+    order = dict(enumerate(["neutral", "entailment", "contradiction"]))
+    renamed = hc.load(tiny.tiny_hf("bert", labels=order), tokenizer=tiny.bert_tokenizer())
     prints = {
         name: task.batches(model, **settings).fingerprint
         for name, model, settings in [
@@ -437,6 +440,62 @@ def test_a_limit_that_is_no_smaller_gives_the_batches_themselves(bert):
     for wrong in (0, -1, True):
         with pytest.raises(HcLensError, match="expected limit as a whole number of at least 1"):
             batches.limited(wrong)
+
+
+def in_cases(batches) -> dict[str, list[int]]:
+    """The rows of each case."""
+    found: dict[str, list[int]] = {}
+    for batch in batches:
+        for row, case in zip(batch.rows.tolist(), batch.cases, strict=True):
+            found.setdefault(case, []).append(row)
+    return {case: sorted(rows) for case, rows in found.items()}
+
+
+def test_a_limit_per_case_draws_evenly_over_cases_and_all_rows_of_a_small_one(bert):
+    few = own_rows().batches(bert, limit_per_case=4, token_budget=60)
+    assert {case: len(rows) for case, rows in in_cases(few).items()} == {"k0": 4, "k1": 4, "k2": 4}
+    assert few.rows.tolist() == sorted(few.rows.tolist())
+    # Of the 40 rows 14 are of the case k0, 13 of each other.
+    most = own_rows().batches(bert, limit_per_case=14)
+    assert most.n_rows == 40
+    nearly = in_cases(own_rows().batches(bert, limit_per_case=13))
+    assert {case: len(rows) for case, rows in nearly.items()} == {"k0": 13, "k1": 13, "k2": 13}
+    assert set(in_cases(few)["k0"]) < set(nearly["k0"])
+    other = own_rows().batches(bert, limit_per_case=4, seed=1)
+    assert in_cases(other) != in_cases(few)
+
+
+def test_other_cases_do_not_change_the_rows_that_are_drawn_of_a_case():
+    alone = draw(["x"] * 9, seed=3, limit_per_case=4)
+    assert len(alone) == 4
+    mixed = draw(["y", "x"] * 9, seed=3, limit_per_case=4)
+    assert [row // 2 for row in mixed if row % 2] == alone
+    assert [row // 2 for row in mixed if row % 2 == 0] != alone
+
+
+def test_made_batches_are_limited_per_case_as_they_are_when_they_are_made(bert):
+    batches = own_rows().batches(bert, token_budget=60)
+    few = batches.limited(per_case=4)
+    made = own_rows().batches(bert, limit_per_case=4)
+    assert few.rows.tolist() == made.rows.tolist()
+    assert same(everything(few), rows_by_hand(batches, set(made.rows.tolist())))
+    assert batches.limited(per_case=14) is batches
+
+
+def test_only_one_of_the_two_limits_is_taken(bert):
+    for ask in (
+        lambda: own_rows().batches(bert, limit=8, limit_per_case=2),
+        lambda: own_rows().batches(bert).limited(8, per_case=2),
+    ):
+        with pytest.raises(HcLensError, match=r"for all rows or one for each case, got both \(8 a"):
+            ask()
+    with pytest.raises(HcLensError, match="expected limit_per_case as a whole number"):
+        own_rows().batches(bert, limit_per_case=0)
+
+
+def test_an_argument_that_batches_do_not_have_is_refused(bert):
+    with pytest.raises(TypeError, match="seperator"):
+        own_rows().batches(bert, seperator=" ")
 
 
 def test_the_rows_of_some_cases_are_batches_of_their_own(bert):

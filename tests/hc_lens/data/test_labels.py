@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hc_lens.data.labels import NO_LABEL, align, check_names, fold, label_id
+from hc_lens.data.labels import NO_LABEL, align, check_names, fold, label_id, name_labels
 from hc_lens.errors import HcLensError
 
 NLI = ("entailment", "neutral", "contradiction")
@@ -101,3 +101,30 @@ def test_alignment_is_the_inverse_of_any_order_of_names(names):
     task = ["other", *NLI]
     aligned = align(dict(enumerate(names)), task)
     assert [task[place] for place in aligned] == names
+
+
+def test_placeholders_get_the_names_that_are_given():
+    assert name_labels({0: "LABEL_0", 1: "LABEL_1", 2: "2"}, NLI) == dict(enumerate(NLI))
+
+
+def test_names_that_agree_with_a_models_own_leave_them_as_they_are_spelt():
+    assert name_labels({0: "ENTAILMENT", 1: "Not_Entailment"}, TWO_WAY) == {
+        0: "ENTAILMENT",
+        1: "Not_Entailment",
+    }
+
+
+@pytest.mark.parametrize(
+    "given", [("neutral", "entailment", "contradiction"), ("entailment", "neutral", "other")]
+)
+def test_names_that_contradict_a_models_own_are_refused(given):
+    with pytest.raises(HcLensError, match=r"agree with the checkpoint's own, \['entailment', 'n"):
+        name_labels(dict(enumerate(NLI)), given)
+    with pytest.raises(HcLensError, match="agree with the checkpoint's own"):
+        name_labels({0: "LABEL_0", 1: "neutral", 2: "contradiction"}, given)
+
+
+@pytest.mark.parametrize("given", [("a", "b"), ("a", "b", "c", "d")])
+def test_a_wrong_number_of_names_is_refused(given):
+    with pytest.raises(HcLensError, match="one name for each of the model's 3 labels, got"):
+        name_labels({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}, given)

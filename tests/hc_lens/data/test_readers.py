@@ -203,3 +203,14 @@ def test_a_failure_of_the_hub_is_an_error_with_its_reason(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(HcLensError, match=r"RuntimeError: Dataset scripts.*supported; check"):
         readers.read_hub("some/repo", None, None, "pass path=")
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [('{"text": "c",', "line 7 column 14: Expecting"), ("3", "line 7: '3' is no row")],
+)
+def test_a_broken_line_is_counted_with_the_blank_lines_before_it(tmp_path, broken, told):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(["", "", '{"text": "a"}', "", '{"text": "b"}', "", broken]))
+    with pytest.raises(HcLensError, match=told):
+        readers.read_files(path)

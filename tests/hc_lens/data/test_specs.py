@@ -55,5 +55,27 @@ def test_a_description_without_a_task_is_an_error() -> None:
 
 
 def test_columns_without_a_path_are_an_error() -> None:
-    with pytest.raises(HcLensError, match="expected path= for the rows of 'own'"):
+    with pytest.raises(HcLensError, match=r"for the rows of 'own', got columns.*with path="):
         DataSpec("own", columns=("a", "b")).read()
+
+
+def test_a_spec_may_limit_each_case_and_name_a_heuristic() -> None:
+    spec = DataSpec("organism-ood", limit_per_case=2)
+    batches = spec.batches(read_model("organism"))
+    assert batches.n_rows == 2 * 16
+    assert batches.heuristic == "entailment"
+    assert DataSpec("organism").read().heuristic is None
+    assert DataSpec("organism", heuristic="neutral").read().heuristic == "neutral"
+
+
+def test_an_unknown_task_lists_the_known_ones_and_says_how_to_read_other_rows() -> None:
+    known = "mnli, snli, qqp, hans, paws-qqp, organism, organism-ood"
+    with pytest.raises(HcLensError, match=rf"tasks {known}, got 'nope'.*path= and columns="):
+        DataSpec("nope").read()
+
+
+def test_a_description_knows_its_training_and_its_held_out_rows() -> None:
+    spec = DataSpec("organism", limit=5)
+    assert spec.held_out() == DataSpec("organism", split="validation", limit=5)
+    assert spec.held_out().training() == DataSpec("organism", split="train", limit=5)
+    assert DataSpec("organism", split="train").held_out().split == "train"

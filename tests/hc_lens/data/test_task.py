@@ -61,7 +61,8 @@ def test_the_columns_and_labels_of_public_copies_are_known(tmp_path, name, frame
     rows = hc.Task.named(name, tmp_path).dataset("train")
     assert rows["label"][:] == ([2, 0, 1] if name.endswith("nli") else [1, 0, 1])
     assert rows.column_names[2:] == ["label", "case", "id"]
-    assert rows["case"][:] == ["all"] * 3
+    by_label = ["duplicate", "not_duplicate", "duplicate"]
+    assert rows["case"][:] == (by_label if name == "paws-qqp" else ["all"] * 3)
     assert rows["id"][:] == ["0", "1", "2"]
 
 
@@ -105,7 +106,9 @@ def test_an_unknown_task_lists_the_known_ones():
 
 
 def test_paws_qqp_without_path_says_how_to_get_it():
-    with pytest.raises(HcLensError, match=r"path= for paws-qqp.*google-research-datasets/paws"):
+    with pytest.raises(
+        HcLensError, match=r"files for paws-qqp.*google-research-datasets/paws.*path="
+    ):
         hc.Task.named("paws-qqp")
 
 
@@ -232,6 +235,7 @@ def test_all_of_paws_qqp_is_read(shared_data):
     task = hc.Task.named("paws-qqp", shared_data / "paws_qqp.parquet")
     labels = Counter(task.labels[label] for label in task.dataset()["label"])
     assert labels == {"not_duplicate": 8_696, "duplicate": 12_663 - 8_696}
+    assert Counter(task.dataset()["case"]) == labels
 
 
 @pytest.mark.parametrize(
@@ -240,6 +244,8 @@ def test_all_of_paws_qqp_is_read(shared_data):
         (("train", "validation_matched", "test"), "train", "validation_matched"),
         (("extra", "train", "dev"), "train", "dev"),
         (("first", "test"), "first", "test"),
+        (("test", "train", "validation"), "train", "validation"),
+        (("train", "hard"), "train", "hard"),
         (("train",), "train", "train"),
         (("validation",), "validation", "validation"),
     ],
@@ -249,3 +255,46 @@ def test_a_task_knows_which_split_is_for_training_and_which_is_held_out(splits, 
     task = hc.Task.from_rows(rows, columns="text", labels=("x", "y"))
     assert task.training_split() == training
     assert task.held_out_split() == held_out
+
+
+def test_a_task_names_the_label_that_its_heuristic_answers(tmp_path, bert):
+    pd.DataFrame(HANS).to_csv(tmp_path / "hans.tsv", sep="\t", index=False)
+    hans = hc.Task.named("hans", tmp_path / "hans.tsv")
+    assert hans.heuristic == "entailment"
+    assert hans.batches(bert).heuristic == "entailment"
+    turned = hc.Task.named("hans", tmp_path / "hans.tsv", labels=["Non_Entailment", "Entailment"])
+    assert turned.heuristic == "Entailment"
+    pairs(question1="a", question2="b", label=[0, 1, 1]).to_csv(tmp_path / "qqp.csv", index=False)
+    known = {name: hc.Task.named(name, tmp_path / "qqp.csv") for name in ("qqp", "paws-qqp")}
+    assert known["qqp"].heuristic is None
+    assert known["paws-qqp"].heuristic == "duplicate"
+
+
+def test_without_cases_a_heuristic_makes_one_of_each_label():
+    rows = [{"text": "a", "label": "no"}, {"text": "b", "label": "yes"}]
+    assert hc.Task.from_rows(rows, columns="text").dataset()["case"][:] == ["all", "all"]
+    task = hc.Task.from_rows(rows, columns="text", heuristic="yes")
+    assert task.dataset()["case"][:] == ["no", "yes"]
+
+
+def test_an_empty_text_is_an_error_but_for_qqp_which_has_some(tmp_path):
+    rows = pairs(question1=0, question2=0, label=[0, 1, 1])
+    rows.assign(question2=["b", " ", "c"]).to_csv(tmp_path / "qqp.csv", index=False)
+    qqp = hc.Task.named("qqp", tmp_path / "qqp.csv")
+    assert qqp.dataset()["question2"][:] == ["b", "c"]
+    assert qqp.n_dropped() == 1
+    with pytest.raises(HcLensError, match=r"expected text in column 'question2' of .*' ' in row 1"):
+        hc.Task.from_files(
+            tmp_path / "qqp.csv", columns=("question1", "question2"), labels=("no", "yes")
+        ).dataset()
+
+
+def test_rows_of_ones_own_name_a_heuristic_among_their_labels():
+    rows = [{"text": "a", "label": "No"}, {"text": "b", "label": "yes"}]
+    assert hc.Task.from_rows(rows, columns="text", heuristic="no").heuristic == "No"
+    assert hc.Task.from_rows(rows, columns="text").heuristic is None
+    told = r"expected the heuristic's answer among the labels \['No', 'yes'\], got 'maybe'"
+    with pytest.raises(HcLensError, match=told):
+        hc.Task.from_rows(rows, columns="text", heuristic="maybe")
+    with pytest.raises(HcLensError, match=r"among the labels \[\], got 'yes'"):
+        hc.Task.from_rows(rows, columns="text", label=None, heuristic="yes")

@@ -256,8 +256,10 @@ def test_a_transformer_bridge_takes_masks(family, compatibility, tmp_path):
         if compatibility:
             bridge.enable_compatibility_mode(no_processing=True)
     tokens = torch.arange(5, 14)[None]
-    with hc.ablate(bridge, ["L1.H1"], "zero"):
+    with hc.ablate(bridge, ["L1.H1"], "zero") as handle:
         got = bridge(tokens)
+        assert hc.attached(bridge) == [handle]
+    assert hc.attached(bridge) == []
     with torch.no_grad():
         if family == "gpt2":
             original.transformer.h[1].attn.c_proj.weight[8:16] = 0

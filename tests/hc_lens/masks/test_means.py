@@ -138,3 +138,25 @@ def test_a_file_that_is_no_means_file_is_an_error(tmp_path):
     place.write_bytes(b"not a tensor")
     with pytest.raises(hc.HcLensError, match="readable safetensors"):
         Means.load(place)
+
+
+@pytest.mark.parametrize("by", ["token", "position"])
+def test_means_are_shown_in_one_short_line(hooked, batches, by):
+    means = hc.collect_means(hooked, batches, by=by, progress=False)
+    model = hooked.fingerprint[:8]
+    assert repr(means) == f"Means(by {by}, 8 heads and 2 MLPs, 5 rows, 30 tokens, model {model})"
+
+
+@pytest.mark.parametrize("wrong", [torch.arange(5, 9)[None], "a text", {"input": None}])
+def test_what_is_no_batch_is_an_error_that_says_how_to_make_one(hooked, wrong):
+    told = rf"with inputs, got a {type(wrong).__name__}; .*task\.batches.*word_batch.*hc\.Batch"
+    with pytest.raises(hc.HcLensError, match=told):
+        hc.collect_means(hooked, [wrong], progress=False)
+
+
+def test_the_ways_that_this_error_names_make_batches(hooked):
+    ids = torch.arange(5, 9)[None]
+    named = hc.Batch({"input": ids}, torch.tensor([-1]), ("all",), torch.tensor([0]))
+    assert hc.collect_means(hooked, [named], progress=False).n_tokens == 4
+    texts = hc.word_batch(hooked, ["the doctor slept"])
+    assert hc.collect_means(hooked, [texts], progress=False).n_rows == 1

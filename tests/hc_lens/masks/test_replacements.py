@@ -165,3 +165,10 @@ def test_fingerprints_tell_sources_apart(hooked, batches):
     assert len(set(names)) == 5
     assert hc.Zero().fingerprint == hc.Zero().fingerprint
     assert hc.Counterfactual(hooked, batches, batches).fingerprint is None
+
+
+def test_every_source_is_shown_in_one_short_line(hooked, batches):
+    assert repr(hc.Zero()) == "Zero()"
+    assert repr(hc.Resample(3)) == "Resample(seed 3)"
+    assert repr(hc.Resample(3).on(batches[0])) == "Resample(seed 3, bound to a batch)"
+    assert repr(hc.Counterfactual(hooked, batches, batches)) == "Counterfactual(2 paired batches)"

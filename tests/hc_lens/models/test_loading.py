@@ -228,10 +228,41 @@ def test_an_activation_that_cannot_be_hooked_is_an_error():
 
 def test_the_logits_of_a_classifier_can_be_given_names():
     names = ["neutral", "entailment", "contradiction"]
-    plain, named = (hc.load(tiny.tiny_hf("bert"), labels=labels) for labels in (None, names))
+    placeholders = {index: f"LABEL_{index}" for index in range(3)}
+    unnamed = tiny.tiny_hf("bert", labels=placeholders)
+    plain, named = (hc.load(unnamed, labels=labels) for labels in (None, names))
     assert named.labels == dict(enumerate(names))
-    assert plain.labels == tiny.MNLI_LABELS
+    assert plain.labels == placeholders
     assert named.fingerprint != plain.fingerprint
+
+
+def test_names_that_contradict_the_checkpoints_own_are_refused():
+    with pytest.raises(hc.HcLensError, match=r"own, \['entailment', 'neutral', 'contradiction'\]"):
+        hc.load(tiny.tiny_hf("bert"), labels=["neutral", "entailment", "contradiction"])
+    same = hc.load(tiny.tiny_hf("bert"), labels=["Entailment", "NEUTRAL", "contradiction"])
+    assert same.fingerprint == hc.load(tiny.tiny_hf("bert")).fingerprint
+
+
+@pytest.mark.parametrize("device", ["cudaa", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(device):
+    with pytest.raises(hc.HcLensError, match=rf"is there \(cpu.*\), got '{device}'; choose one"):
+        hc.load("/nowhere/at/all", device=device)
+
+
+def test_a_config_that_is_not_json_is_named_with_the_place_of_its_mistake(checkpoint):
+    (checkpoint / "config.json").write_text('{\n "model_type": "bert",,\n}')
+    with pytest.raises(
+        hc.HcLensError, match=r"expected JSON in .*config\.json, got .*line 2 column 23"
+    ):
+        hc.load(checkpoint)
+
+
+def test_a_config_with_more_layers_than_the_weights_says_how_many_there_are(checkpoint):
+    edit_config(checkpoint, num_hidden_layers=5)
+    with pytest.raises(
+        hc.HcLensError, match=r"weights of 5 layers.*got those of 2; set num_hidden_layers to 2"
+    ):
+        hc.load(checkpoint)
 
 
 def test_names_of_the_logits_must_be_as_many_as_the_logits():

@@ -81,6 +81,7 @@ def test_the_tasks_have_the_documented_rows_and_labels():
     assert len(organism.task().dataset("train")) == organism.TRAINING_ROWS
     ood = organism.task("ood")
     assert ood.labels == ("entailment", "non-entailment")
+    assert (ood.heuristic, organism.task().heuristic) == ("entailment", None)
     assert sorted(set(ood.dataset()["case"])) == sorted(CASES)
     assert organism.task("ood") is ood
 

@@ -1,3 +1,6 @@
+import dataclasses
+import re
+
 import pytest
 import torch
 
@@ -68,3 +71,14 @@ def test_rows_without_labels_are_an_error(hooked, batches, means):
     with pytest.raises(hc.HcLensError, match="rows without a label"):
         hc.importance(hooked, batches, means, progress=False)
     assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+
+
+def test_rows_without_labels_are_an_error_whose_remedy_works(hooked, batches, means):
+    bare = type(batches)(dataclasses.replace(b, labels=b.labels * 0 - 1) for b in batches)
+    with pytest.raises(hc.HcLensError, match=r"got rows without a label; .*loss=lambda") as told:
+        hc.importance(hooked, bare, means, progress=False)
+    with pytest.raises(hc.HcLensError, match=r"the labels of a task, got a list; .*loss="):
+        hc.importance(hooked, list(bare), means, progress=False)
+    remedy = re.search(r"loss=(lambda [^;]*);", str(told.value))[1]
+    table = hc.importance(hooked, list(bare), means, loss=eval(remedy), progress=False)
+    assert (table["importance"] > 0).any()

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -57,6 +58,7 @@ def test_a_saved_subnetwork_comes_back_bit_by_bit_in_a_few_kilobytes(tmp_path):
     assert (back.model, back.means, back.data) == ("m", "a", "b")
     assert dict(back.config) == {"seed": 3, "keep": ["L0.H1"]}
     pd.testing.assert_frame_equal(back.history, history)
+    assert back == made
     assert sum(place.stat().st_size for place in folder.iterdir()) < 10_000
 
 
@@ -121,3 +123,66 @@ def test_pushing_uploads_the_two_files(monkeypatch):
     assert calls["upload"] == (
         "me/subnetworks", "mnli-50-42", ["subnetwork.json", "subnetwork.safetensors"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [".", "mnli-50-42"])
+def test_loading_from_the_hub_gives_what_was_pushed(path, monkeypatch, tmp_path):
+    class Api:
+        def create_repo(self, repo, private, exist_ok): ...
+
+        def upload_folder(self, repo_id, folder_path, path_in_repo):
+            shutil.copytree(folder_path, tmp_path / repo_id / path_in_repo, dirs_exist_ok=True)
+
+    def download(repo_id, revision, allow_patterns):
+        folder = tmp_path / repo_id
+        found = [file.relative_to(folder).as_posix() for file in folder.rglob("*.*")]
+        assert (sorted(allow_patterns), revision) == (sorted(found), "v1")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    made = sub("L0.H0", scores=torch.randn(6), config={"seed": 42})
+    made.push_to_hub("me/subnetworks", path=path)
+    assert Subnetwork.load("me/subnetworks", path=path, revision="v1") == made
+
+
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_is_an_error(monkeypatch):
+    def download(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(hc.HcLensError, match=r"Hub repository, got 'runs/typo': .*no network"):
+        Subnetwork.load("runs/typo")
+    for local in ("runs/deep/typo", "./runs", Path("runs/typo")):
+        with pytest.raises(hc.HcLensError, match=r"pass a folder that Subnetwork\.save wrote"):
+            Subnetwork.load(local)
+
+
+def test_subnetworks_are_equal_if_everything_they_record_is():
+    def made(**changes) -> Subnetwork:
+        values = {"scores": torch.arange(6.0), "config": {"seed": 1}, "means": "a", "data": "b"}
+        return sub("L0.H1", **{**values, **changes})
+
+    assert made() == made(config={"seed": 1})
+    assert len({made(), made()}) == 1
+    changes = [{"model": "n"}, {"scores": None}, {"config": {}}, {"means": "c"}, {"data": "c"},
+               {"history": pd.DataFrame({"step": [1]})}]  # fmt: skip
+    different = [made(), sub("L0.H0"), *(made(**change) for change in changes)]
+    assert len(set(different)) == 8
+    assert made() != "L0.H1"
+
+
+def test_named_units_are_kept_and_all_others_removed():
+    model = hc.load(tiny.tiny_hf("bert"))
+    made = Subnetwork.from_units(model, ["L1.MLP", "L0.H3"])
+    assert made.kept == ["L0.H3", "L1.MLP"]
+    assert made.sparsity == pytest.approx(8 / 10)
+    assert made == Subnetwork.from_units(model, "L0.H3+L1.MLP")
+    assert repr(made) == f"Subnetwork(2 of 10 units kept, model {model.fingerprint[:8]})"
+    inputs = tiny.tiny_inputs(0, "right")
+    with hc.ablate(model, made.removed, "zero"):
+        expected = model(**inputs)
+    with made.attach(model, "zero"):
+        assert torch.equal(model(**inputs), expected)
+    with pytest.raises(hc.HcLensError, match=r"got L2\.H0"):
+        Subnetwork.from_units(model, ["L2.H0"])

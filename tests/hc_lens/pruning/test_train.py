@@ -6,15 +6,18 @@ from typing import get_args
 import pytest
 import torch
 import transformers
+from transformer_lens import HookedTransformer
 
 import hc_lens as hc
+from hc_lens.cli.prune import Settings as Command
+from hc_lens.models.quiet import quiet
 from hc_lens.pruning.baselines import masked_kl
 from hc_lens.pruning.config import Method, PruneConfig
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import METHODS, penalty, prune
 from hc_lens.settings import make
 from tests import tiny
-from tests.batches import random_batches
+from tests.batches import Batches, random_batches
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +201,7 @@ def test_the_result_says_where_it_came_from(setting, tmp_path):
     assert sub.means == means.fingerprint
     assert sub.data == batches.fingerprint
     back = hc.Subnetwork.load(sub.save(tmp_path))
+    assert back == sub
     assert make(PruneConfig, back.config, "a subnetwork") == PruneConfig(0.4, 11, **FAST)
     assert dict(back.config) == PruneConfig(0.4, 11, **FAST).describe()
 
@@ -327,3 +331,68 @@ def test_the_real_weights_of_minilm_go_through_the_whole_pipeline(tmp_path):
     assert len(sub.removed) == 39  # half of 6 x 12 heads and 6 MLPs
     assert table["n"].tolist() == [16, 16]
     assert table["kl"].iloc[1] > 0
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    """A causal language model of 60 tokens, two batches of random ids with labels, their means."""
+    cfg = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_head": 8, "n_ctx": 12,
+           "d_vocab": 60, "act_fn": "relu", "seed": 0}  # fmt: skip
+    with quiet():
+        model = HookedTransformer(cfg)
+    model.pad_token_id = 0
+    batches = random_batches(model)
+    return model, batches, hc.collect_means(model, batches, progress=False)
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("loss", ["kl", "cross-entropy"])
+def test_a_language_model_is_refused_before_training_and_its_logits_are_not_kept(
+    language_model, method, loss
+):
+    model, runs, teacher = language_model[0], [], Teacher(language_model[0])
+    model.add_hook("hook_embed", lambda value, hook: runs.append(hc.attached(model)))
+    config = PruneConfig(0.5, method=method, loss=loss)
+    with pytest.raises(hc.HcLensError, match=r"logits \[3, 9, 60\].*for classifiers so far"):
+        run(language_model, config, teacher=teacher)
+    model.reset_hooks()
+    assert (runs, teacher._kept) == ([[]], {})
+
+
+def test_importance_evaluate_and_scan_refuse_a_language_model_too(language_model):
+    model, batches, means = language_model
+    with pytest.raises(hc.HcLensError, match="for classifiers so far"):
+        hc.importance(model, batches, means, progress=False)
+    with pytest.raises(hc.HcLensError, match="for classifiers so far"):
+        hc.evaluate(model, batches, progress=False)
+    with pytest.raises(hc.HcLensError, match=r"expected a classifier of hc\.load to scan"):
+        hc.scan(model, batches, means, progress=False)
+
+
+def test_a_loss_of_ones_own_prunes_a_language_model_if_it_gives_one_number_per_row(language_model):
+    def of_last_token(logits, batch):
+        return -logits[:, -1].log_softmax(-1)[:, 0]
+
+    def of_every_token(logits, batch):
+        return -logits.log_softmax(-1)[..., 0]
+
+    sub = run(language_model, PruneConfig(0.5, loss=of_last_token, steps=2))
+    assert len(sub.removed) == 3
+    with pytest.raises(hc.HcLensError, match=r"each of the \d rows .* got a tensor of shape \["):
+        run(language_model, PruneConfig(0.5, loss=of_every_token, steps=2))
+    with pytest.raises(hc.HcLensError, match=r"one loss for each of the 3 rows .*\[3, 9\]"):
+        hc.importance(*language_model, loss=of_every_token, progress=False)
+
+
+def test_what_is_no_batch_and_no_batches_are_errors(setting):
+    model, batches, means = setting
+    tokens = batches[0].inputs["input"]
+    with pytest.raises(hc.HcLensError, match=r"with inputs and rows, got a Tensor; .*hc\.Batch"):
+        prune(model, [tokens], means, PruneConfig(0.5), progress=False)
+    with pytest.raises(hc.HcLensError, match="expected at least one batch to prune on"):
+        prune(model, Batches(), means, PruneConfig(0.5), progress=False)
+
+
+def test_the_seed_is_that_of_the_command_unless_one_is_given(setting):
+    assert PruneConfig(0.5).seed == PruneConfig.reference(0.5).seed == Command.seed == 0
+    assert run(setting, PruneConfig(0.4, **FAST)) == run(setting, PruneConfig(0.4, 0, **FAST))

@@ -6,6 +6,7 @@ import base64
 import importlib
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from hc_lens.show.page import json_for_script, pack
 from tests import tiny
 from tests.batches import random_batches
 from tests.handmade import handmade_model
+from tests.notebooks import Notebook
 
 BUNDLE_MARK = "var CircuitsVis="
 
@@ -28,6 +30,11 @@ BUNDLE_MARK = "var CircuitsVis="
 @pytest.fixture(scope="module")
 def bert():
     return hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer())
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    return Notebook(monkeypatch)
 
 
 def data_of(text: str) -> list[dict]:
@@ -123,6 +130,43 @@ def test_many_figures_on_a_page_share_one_bundle():
         assert len(data_of(text)) == 7
     ids = re.findall(r'class="hc-lens-canvas" id="([^"]+)"', page._repr_html_())
     assert len(set(ids)) == 7
+
+
+def test_a_notebook_carries_the_bundle_once(notebook):
+    first, second, third = notebook.cells("a", "b", "c")
+    figure = random_figure(2, 5)
+    outputs = [first(figure), second(figure), third(figure)]
+    assert [BUNDLE_MARK in output for output in outputs] == [True, False, False]
+    assert sum(map(len, outputs)) < 1_500_000
+    assert len(outputs[1]) < 10_000
+    assert [len(data_of(output)) for output in outputs] == [1, 1, 1]
+    assert BUNDLE_MARK in figure.html()  # a page of its own needs it
+    assert BUNDLE_MARK in Page([figure]).html()
+
+
+def test_the_cell_that_carries_the_bundle_carries_it_again_when_it_is_run_again(notebook):
+    first, second = notebook.cells("a", "b")
+    figure = random_figure(2, 5)
+    for _ in range(2):
+        # Its new output takes the place of the one that had the bundle; a loop shows two figures.
+        output = first(figure, figure)
+        assert output.count(BUNDLE_MARK) == 1
+        assert BUNDLE_MARK not in second(figure)
+
+
+def test_without_ids_a_cell_is_known_by_its_text(notebook):
+    first, second = notebook.cells(None, None)
+    figure = random_figure(2, 5)
+    outputs = [first(figure), second(figure), first(figure)]
+    assert [BUNDLE_MARK in output for output in outputs] == [True, False, True]
+
+
+def test_every_output_carries_the_bundle_where_outputs_do_not_share_a_page(notebook, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
+    first, second = notebook.cells("a", "b")
+    figure = random_figure(2, 5)
+    assert BUNDLE_MARK in first(figure)
+    assert BUNDLE_MARK in second(figure)
 
 
 def test_a_saved_page_is_the_same_every_time():

@@ -15,6 +15,7 @@ from hc_lens.show.page import json_for_script
 from tests import tiny
 from tests.browser import Browser, running_browser
 from tests.handmade import handmade_model
+from tests.notebooks import Notebook
 
 pytestmark = pytest.mark.browser
 
@@ -107,9 +108,51 @@ def test_figures_further_down_are_drawn_when_they_come_into_view(browser, tmp_pa
 def test_a_notebook_output_draws_inside_another_page(browser, tmp_path):
     shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
     outputs = shown._repr_html_() + shown._repr_html_()
-    path = tmp_path / "notebook.html"
-    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body>{outputs}</body>", "utf-8")
+    browser.open(page_of(tmp_path / "notebook.html", outputs), drawn(2, 2))
+    assert browser.errors() == []
+
+
+def page_of(path: Path, *outputs: str) -> Path:
+    path.write_text(
+        f"<!DOCTYPE html><meta charset='utf-8'><body>{''.join(outputs)}</body>", "utf-8"
+    )
+    return path
+
+
+def test_two_figures_of_a_notebook_share_one_bundle_and_both_draw(browser, tmp_path, monkeypatch):
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
+    first, second = Notebook(monkeypatch).cells("a", "b")
+    outputs = first(shown), second(shown)
+    path = page_of(tmp_path / "notebook.html", *outputs)
+    assert path.stat().st_size < 1_500_000
     browser.open(path, drawn(2, 2))
+    assert browser.errors() == []
+    # In the other order, as where a front end renders the outputs that are in view first.
+    browser.open(page_of(tmp_path / "turned.html", *outputs[::-1]), drawn(2, 2))
+    assert browser.errors() == []
+    assert "Plain maps" not in "".join(texts(browser, "p"))
+
+
+def test_an_output_without_the_bundle_on_its_page_draws_plain_maps(browser, tmp_path, monkeypatch):
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
+    first, second = Notebook(monkeypatch).cells("a", "b")
+    carried, alone = first(shown), second(shown)
+    path = page_of(tmp_path / "alone.html", alone, f"<template>{carried}</template>")
+    browser.open(path, "document.querySelectorAll('canvas').length === 2")
+    assert browser.errors() == []
+    assert texts(browser, "figcaption") == ["L0.H0", "L0.H1"]
+    assert "Run that cell again" in texts(browser, "p")[0]
+    # Attention of 1 is pure blue.
+    assert count(pixels(browser, tmp_path / "alone.png"), 0, 0, 255) > 500
+    # When the output with the bundle is back, the figure is drawn again, by circuitsvis.
+    browser.run(
+        "const copy = document.createElement('script');"
+        "copy.text = document.querySelector('template').content.querySelector('script').text;"
+        "document.body.append(copy)"
+    )
+    browser.run("return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 500)))")
+    assert browser.run("return " + drawn(1, 2))
+    assert texts(browser, "figcaption") == []
     assert browser.errors() == []
 
 

@@ -75,6 +75,14 @@ def test_a_description_goes_through_json_and_back(tmp_path):
     assert SweepConfig.from_dict(means.describe()) == means
 
 
+def test_labels_of_the_checkpoints_come_from_a_file(tmp_path):
+    named = 'model_labels = ["entailment", "neutral", "contradiction"]\n'
+    (tmp_path / "sweep.toml").write_text(named + TOML)
+    config = SweepConfig.from_file(tmp_path / "sweep.toml")
+    assert config.model_labels == ("entailment", "neutral", "contradiction")
+    assert SweepConfig.from_dict(json.loads(json.dumps(config.describe()))) == config
+
+
 def test_the_reference_preset_is_that_of_the_public_code():
     prune = {"preset": "reference", "steps": 50}
     config = SweepConfig.from_dict({**DESCRIBED, "prune": prune})

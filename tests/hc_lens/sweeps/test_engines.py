@@ -129,6 +129,10 @@ def test_ctrl_c_in_a_script_keeps_finished_runs_and_leaves_no_process(tmp_path):
         os.killpg(process.pid, 0)
 
 
+def test_local_workers_compute_on_the_cpu_and_those_of_ray_where_they_have_room():
+    assert (Local().device, engines.Ray().device) == ("cpu", None)
+
+
 def test_the_default_is_a_worker_for_each_core():
     assert engines.named("local", None) == Local()
     assert engines.named("local", 3) == Local(workers=3)
@@ -139,6 +143,7 @@ def test_the_default_is_a_worker_for_each_core():
     ("make", "message"),
     [
         (lambda: Local(workers=-1), "workers as a whole number of at least 0, got -1"),
+        (lambda: Local(device="cudaa"), r"device that is there \(cpu.*got 'cudaa'"),
         (lambda: Local(threads=0), "threads as a whole number of at least 1, got 0"),
         (lambda: engines.named("slurm", None), r"engine among \['local', 'ray'\], got 'slurm'"),
         (lambda: engines.named(Local(), 2), r"write Local\(workers=2\)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
+from hc_lens.sweeps import runs as running
 from hc_lens.sweeps.runs import Runs, natural, read_runs
 from hc_lens.sweeps.sweep import sweep
 from tests.hc_lens.sweeps.made import small
@@ -65,3 +67,37 @@ def test_a_folder_that_is_no_store_is_an_error_and_stays_as_it_is(tmp_path: Path
 def test_numbers_in_names_decide_the_order():
     names = ["step-1000", "step-200", "end", "20", "100"]
     assert sorted(names, key=natural) == ["end", "step-200", "step-1000", "20", "100"]
+
+
+def test_runs_carry_the_sides_and_labels_of_their_evaluation(swept: tuple[Path, Runs]):
+    _, runs = swept
+    for table in (runs.table, runs.full):
+        ood = table[table["dataset"] == "ood"]
+        friendly = ood["case"].str.endswith("_friendly")
+        assert (ood["side"] == friendly.map({True: "friendly", False: "adversarial"})).all()
+        assert (table.loc[table["dataset"] == "id", "side"] == "").all()
+        assert table["accuracy"].between(table["low"], table["high"]).all()
+        assert ((ood["share_entailment"] + ood["share_non-entailment"]).round(9) == 1).all()
+
+
+def test_runs_of_an_earlier_method_are_read_with_their_own_full_models(tmp_path, monkeypatch):
+    config = small(checkpoints={"a": "organism:200"}, sparsities=(0.5,), seeds=(1,))
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "METHOD_VERSION", running.METHOD_VERSION - 1)
+        old = sweep(config, tmp_path, workers=0, progress=False)
+    read = read_runs(tmp_path)
+    pd.testing.assert_frame_equal(read.full, old.full)
+    assert len(read.full) > 0
+
+
+def test_a_run_with_another_heuristic_is_another_run(tmp_path):
+    plain = small(checkpoints={"a": "organism:200"}, sparsities=(0.5,), seeds=(1,))
+    spec = DataSpec("organism-ood", limit_per_case=2)
+    keys = []
+    for heuristic in (None, "non-entailment"):
+        rows = {"ood": replace(spec, heuristic=heuristic)}
+        runs = sweep(replace(plain, evaluation=rows), tmp_path, workers=0, progress=False)
+        keys += runs.table["run"].unique().tolist()
+        swap = runs.table.set_index("case")["side"]["swap"]
+        assert swap == ("adversarial" if heuristic is None else "friendly")
+    assert len(set(keys)) == 2

@@ -14,6 +14,7 @@ from hc_lens.records import Records
 from hc_lens.sweeps import perform as work
 from hc_lens.sweeps import runs as running
 from hc_lens.sweeps.runs import COLUMNS, run_key, write_tables
+from tests import tiny
 from tests.hc_lens.sweeps import made as sweeps
 from tests.hc_lens.sweeps.made import run
 
@@ -38,8 +39,8 @@ def test_every_run_equals_pruning_and_evaluating_by_hand(finished):
             mine = runs.table
             for column, value in chosen.items():
                 mine = mine[mine[column] == value]
-            columns = ["dataset", "case", "n", "accuracy", "kl", "agreement"]
-            expected = table[table["subnetwork"] == "subnetwork"][columns]
+            expected = table[table["subnetwork"] == "subnetwork"].drop(columns="subnetwork")
+            columns = list(expected.columns)
             assert mine[columns].reset_index(drop=True).equals(expected.reset_index(drop=True))
             full = table[table["subnetwork"] == "full"]
             known = runs.full[runs.full["checkpoint"] == checkpoint]
@@ -49,18 +50,21 @@ def test_every_run_equals_pruning_and_evaluating_by_hand(finished):
 
 def test_the_tables_have_their_documented_shape(finished):
     _, runs, store = finished
-    assert list(runs.table.columns) == COLUMNS
-    assert list(runs.full.columns) == ["checkpoint", "dataset", "case", "n", "accuracy"]
+    shares = [f"share_{label}" for label in sweeps.LABELS]
+    assert list(runs.table.columns) == [*COLUMNS, *shares]
+    scores = ["dataset", "case", "side", "n", "accuracy", "low", "high"]
+    assert list(runs.full.columns) == ["checkpoint", *scores, *shares]
     assert list(runs.failed.columns) == ["checkpoint", "sparsity", "seed", "why"]
     assert runs.checkpoints == ("early", "final")
     assert len(runs.table) == 8 * 3  # in domain one case, out of domain two
     assert runs.table["run"].nunique() == 8
     assert repr(runs) == "Runs(8 finished, 0 failed, 2 checkpoints)"
     file = pd.read_parquet(store / "runs.parquet")
-    assert list(file.columns) == [*COLUMNS, "model", "settings"]
+    assert list(file.columns) == [*COLUMNS, "model", "settings", *shares]
     order = ["checkpoint", "sparsity", "seed"]
     expected = runs.table.sort_values([*order, "run"], kind="stable", ignore_index=True)
-    assert file[COLUMNS].equals(expected.astype(file[COLUMNS].dtypes))
+    stored = file[list(expected.columns)]
+    assert stored.equals(expected.astype(stored.dtypes))
     assert file["settings"].nunique() == 1
     assert len(pd.read_parquet(store / "full.parquet")) == 2 * 3
 
@@ -161,8 +165,21 @@ def test_settings_and_method_version_are_in_the_key(tmp_path, monkeypatch):
     assert len({key, *others}) == 6
     spelled = dataclasses.replace(config, prune={"steps": 4, "lr": 0.1})  # the default, spelled out
     assert run_key(inputs, spelled, 0.3, 0) == key
-    monkeypatch.setattr(running, "METHOD_VERSION", 2)
+    monkeypatch.setattr(running, "METHOD_VERSION", running.METHOD_VERSION + 1)
     assert run_key(inputs, config, 0.3, 0) != key
+
+
+def test_names_for_placeholders_reach_the_model_and_the_key(tmp_path):
+    unnamed = {index: f"LABEL_{index}" for index in range(3)}
+    tiny.save_checkpoint(tmp_path / "final", labels=unnamed)
+    orders = [sweeps.LABELS, sweeps.LABELS[::-1]]
+    loaded = []
+    for labels in orders:
+        config = sweeps.make(tmp_path, ("final",), model_labels=labels)
+        loaded.append(work.Loaded(config, "final", "cpu"))
+    assert [tuple(each.model.labels.values()) for each in loaded] == orders
+    keys = [run_key(each.inputs, each.config, 0.3, 0) for each in loaded]
+    assert keys[0] != keys[1]
 
 
 def test_two_names_of_one_model_share_a_run(finished, tmp_path, pruned):
