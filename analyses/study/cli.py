@@ -74,7 +74,7 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     ood: options.Ood = field(default_factory=options.Ood)
     adversarial: options.Names = ()
-    """Cases of --ood that the heuristic gets wrong; by default those of the paper, or all."""
+    """Cases of --ood that the heuristic gets wrong; by default the paper's, or all such."""
     checkpoints: options.Names = ()
     """Checkpoints of the training series, each as MODEL or NAME=MODEL."""
     early: str | None = None
@@ -159,7 +159,7 @@ def study(settings: Study, work: Work) -> None:
     if settings.file is None:
         config = settings.config(work)
     else:
-        work.check_alone(settings.file)
+        work.check_alone(settings.file, ("device",))
         config = read_settings(settings.file)
     _run(config, settings.workers, settings.checkpoint, work)
 

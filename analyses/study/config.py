@@ -72,13 +72,13 @@ class StudyConfig:
     core_fraction: float = 1.0
     """A core head is in at least this share of the subnetworks."""
     margin: float = 0.03
-    """How far below the full model a subnetwork may be to count for the effective size."""
+    """How far from the full model a subnetwork may be to count for the effective size."""
     scan_rows: int = 4000
-    """Most rows of ``id`` and of ``ood`` in the ablation scan, drawn evenly over the cases."""
+    """About how many rows of ``id`` and of the adversarial cases are in the ablation scan."""
     attention_rows: int = 500
     """Rows of ``id`` whose attention is scored."""
     trace_rows: int = 800
-    """Most rows of ``id`` and of ``ood`` in the composition trace, drawn evenly over the cases."""
+    """About how many rows of ``id`` and of the adversarial cases are in the composition trace."""
     examples: int = 3
     """Pairs whose attention patterns are shown."""
 
@@ -161,7 +161,7 @@ def demo(full: bool = False) -> StudyConfig:
         train=DataSpec(ORGANISM, split="train", limit=6000, token_budget=512),
         evaluation={
             "id": DataSpec(ORGANISM, split="validation", limit=2000 if full else 400),
-            "ood": DataSpec("organism-ood", limit_per_case=None if full else 80),
+            "ood": DataSpec("organism-ood", limit_per_case=None if full else 160),
         },
         adversarial=PAPER_CASES["organism-ood"],
         checkpoints={

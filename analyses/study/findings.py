@@ -331,6 +331,8 @@ def say_spread(facts: Facts, name: str) -> Sentence:
             "; balanced over friendly and {cases} cases they score {N_balanced_least:percent} to "
             "{N_balanced_most:percent}, the full model {full_balanced:percent}"
         )
+        if facts[f"{name}_balanced_side"] <= ONE_ANSWER:
+            text += "; on average no more than one answer alone would score"
     if collapsed:
         return written(text + ". " + COLLAPSED, None)
     return written(text + _spread_verdict(faithful, wide), _both(faithful, wide))

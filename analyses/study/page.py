@@ -7,8 +7,10 @@ each step follows, with the paper's figures and the tables (`hc_lens.show.report
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +22,7 @@ from hc_lens.analyses.study.config import StudyConfig
 from hc_lens.analyses.study.findings import Facts, say
 from hc_lens.analyses.study.results import Results
 from hc_lens.analyses.subnetworks import figures as subnetworks_figures
+from hc_lens.data.known import FRIENDLY
 from hc_lens.metrics import SHARE
 from hc_lens.show.report import Drawing, Html, Report, Section, Table
 
@@ -80,11 +83,12 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
 
 def _subnetworks(results: Results, config: StudyConfig) -> Section:
     def shown(step: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The runs of the final model that the page follows, and the full models."""
+        """The runs of the final model, and the full models, on the cases that the page follows."""
         runs = results.table(f"{step}/runs")
-        looked_at = (runs["dataset"] == "id") | runs["case"].isin(results.inputs["adversarial"])
-        of_final = runs["checkpoint"] == config.final
-        return runs.loc[of_final & looked_at], results.table(f"{step}/full")
+        runs = runs.loc[runs["checkpoint"] == config.final]
+        cases = results.inputs["adversarial"]
+        full = _followed(results.table(f"{step}/full"), ["checkpoint"], cases)
+        return _followed(runs, ["checkpoint", "sparsity", "seed"], cases), full
 
     items: list[Table | Drawing | Html] = [
         Drawing.of(
@@ -102,6 +106,15 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
     return Section("subnetworks", "Subnetworks of many seeds", items=items)
 
 
+def _followed(table: pd.DataFrame, keys: list[str], cases: Sequence[str]) -> pd.DataFrame:
+    """The accuracies in domain and on the adversarial cases, and the mean of the friendly ones."""
+    friendly = table.loc[table["side"] == FRIENDLY]
+    mean: Any = friendly.groupby([*keys, "dataset"], sort=False)["accuracy"].mean().reset_index()
+    chosen = table.loc[(table["dataset"] == "id") | table["case"].isin(list(cases))]
+    together = pd.concat([chosen, mean.assign(case="friendly cases, mean")])
+    return together[[*keys, "dataset", "case", "accuracy"]]
+
+
 def _core(results: Results, sparsities: tuple[float, ...]) -> Section:
     table = _table(results, "core/frequencies", "How often each head is kept")
     figure = subnetworks_figures.frequency_scatter(
@@ -116,6 +129,7 @@ def _ablation(results: Results) -> Section:
     joint = excess.loc[excess["size"] == len(results.heads)]
     # The verdict goes by what is corrected; both corrections are over all rows of the file.
     together = joint.drop(columns=["set", "size", "p"])
+    together.insert(2, "verdict", together.pop("verdict"))
     title = "The heads together, in points; p corrected over every set and case that was tested"
     each = scan.loc[:, ["set", "dataset", "case", "n", "accuracy", "accuracy_change", "kl"]]
     items = [

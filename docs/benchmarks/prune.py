@@ -42,7 +42,7 @@ FIRST_SEED = 42
 """The first of the paper's 12 seeds."""
 OWN = hc.PruneConfig.reference(SPARSITIES[0], FIRST_SEED).steps
 """Updates that the public code's preset makes of its own accord at 50% sparsity."""
-BUDGETS = [("ours", STEPS), ("public code", STEPS), ("public code", OWN), ("ours", OWN)]
+BUDGETS = [("ours", STEPS), ("public code", STEPS), ("public code", OWN)]
 """Preset and number of batches of each line of the comparison of budgets."""
 
 

@@ -89,6 +89,8 @@ def _option_kind(hint: Any) -> Any:
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    if {int, str} == set(kinds):  # a number with a unit, such as 2GB
+        return str
     return reduce(operator.or_, [kind for kind in kinds if get_origin(kind) is not Callable])
 
 

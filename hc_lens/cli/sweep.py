@@ -44,7 +44,7 @@ class Evaluation:
     """The rows to evaluate on."""
 
     held_out: str | None = None
-    """Split of --task to evaluate on; by default the first held-out one."""
+    """Split of --task to evaluate on; by default the validation or test split."""
     evaluation_limit: int | None = None
     """Most rows to evaluate on, of each task."""
 

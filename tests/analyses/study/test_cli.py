@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from hc_lens.analyses.study.cli import study
-from hc_lens.analyses.study.config import read_settings
+from hc_lens.analyses.study.config import demo, read_settings
+from hc_lens.analyses.study.steps import run
 from hc_lens.cli.parse import parse
 from hc_lens.cli.work import Work
 from tests import tiny
@@ -73,7 +74,7 @@ def command(checkpoint: Path, rows: Path, out: Path) -> list[str]:
         "--steps": 2,
         "--limit": 8,
         "--evaluation-limit": 8,
-        "--workers": 0,
+        "--workers": 1,
         "--out": out,
     }
     return ["study", *(str(part) for pair in options.items() for part in pair)]
@@ -92,6 +93,8 @@ def test_real_weights_and_files_of_your_own_give_a_report(
     page = (out / "report.html").read_text()
     assert 'id="composition"' in page
     assert 'id="effective_size"' not in page  # no checkpoint series was given
+    # "swap" has rows of one label and "plain" of the other: 8 rows are 4 of each.
+    assert told["facts"]["friendly_rows"] == told["facts"]["adversarial_rows"] == 4
     config = read_settings(out / "study.toml")
     assert config.evaluation["id"].split == "validation"
     assert config.seeds == (42, 43)
@@ -128,6 +131,80 @@ def test_a_checkpoint_of_the_series_has_a_name_or_goes_by_its_model() -> None:
     config = call.settings.config(Work(call))
     assert config.checkpoints == {"organism:200": "organism:200", "400": "organism:400"}
     assert list(config.sweep().checkpoints) == ["400", "final"]
+
+
+BY_HAND = ["--model", "organism", "--task", "organism", "--ood", "organism-ood"]
+
+
+def test_every_size_of_a_study_is_an_option() -> None:
+    sizes = {
+        "grid": (0.3, 0.6),
+        "scan_rows": 90,
+        "trace_rows": 30,
+        "attention_rows": 40,
+        "examples": 1,
+        "core_fraction": 0.75,
+        "margin": 0.05,
+    }
+    given = [*BY_HAND, "--out", "run", "--grid-seeds", "7-8", "--grid-steps", "9", "--steps", "5"]
+    for name, value in sizes.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        given += [f"--{name.replace('_', '-')}", text]
+    call = parse("study", study, [*given, "--evaluation-limit", "160"])
+    assert call is not None
+    config = call.settings.config(Work(call))
+    assert {name: getattr(config, name) for name in sizes} == sizes
+    assert (config.grid_seeds, config.grid_prune) == ((7, 8), {"steps": 9})
+    assert config.prune == {"steps": 5}
+    # 160 rows over the 16 cases of the organism.
+    limits = [(spec.limit, spec.limit_per_case) for spec in config.evaluation.values()]
+    assert limits == [(160, None), (None, 10)]
+
+
+def test_an_early_checkpoint_that_is_not_in_the_series_is_told(tmp_path: Path) -> None:
+    result = invoke("study", *BY_HAND, "--early", "zz", "--out", tmp_path / "run")
+    assert result.exit_code == 1
+    assert "expected the early checkpoint to be one of the series [], got 'zz'" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_study_of_the_organism_named_by_hand_with_few_rows_says_how_far_it_is(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run"
+    given = [*BY_HAND, "--limit", 40, "--evaluation-limit", 32, "--seeds", "0,1", "--steps", 2]
+    given += ["--scan-rows", 40, "--trace-rows", 16, "--attention-rows", 10, "--workers", 1]
+    result = invoke("study", *given, "--out", out)
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if line.startswith("step ")][:2] == [
+        "step 1 of 9: inputs",
+        "step 2 of 9: evaluate",
+    ]
+    assert any(line.startswith("sweep: 4 of 4 done") for line in lines)
+    assert "Too few rows to tell" in result.stdout
+
+
+def test_the_settings_are_written_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hc_lens.analyses.study.steps.run_steps", stop)
+    config = demo()
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", progress=False)
+    assert read_settings(tmp_path / "run" / "study.toml") == config
+
+
+def test_labels_of_a_checkpoint_without_names_reach_both_sweeps() -> None:
+    given = [*BY_HAND, "--model-labels", "entailment,neutral,contradiction", "--out", "run"]
+    call = parse("study", study, given)
+    assert call is not None
+    config = call.settings.config(Work(call))
+    names = ("entailment", "neutral", "contradiction")
+    assert config.sweep().model_labels == config.grid_sweep().model_labels == names
 
 
 def test_options_beside_a_settings_file_are_refused(tmp_path: Path) -> None:

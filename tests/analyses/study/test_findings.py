@@ -245,6 +245,12 @@ def test_subnetworks_that_answer_one_label_are_not_said_to_generalise() -> None:
     assert sentence.found is None
 
 
+def test_a_balanced_score_of_one_half_is_said_to_be_that_of_one_answer() -> None:
+    words = "on average no more than one answer alone would score"
+    assert words in findings.say_spread(FACTS | {"first_balanced_side": 0.489}, "first").plain
+    assert words not in findings.say_spread(FACTS, "first").plain
+
+
 def test_a_spread_over_eight_rows_is_too_few() -> None:
     # Two seeds, one case: 2 of 8 rows against 6 of 8. The interval reaches below 15 points.
     spread = pd.DataFrame(

@@ -82,6 +82,8 @@ class Page(HTMLParser):
             self.tables[self._source].append({})
         if tag in ("data", "td"):
             self._open = (tag, given)
+        if tag == "td":  # a cell may be empty, and then no text follows
+            self.tables[self._source][-1][given["data-column"]] = (given["data-value"], "")
 
     def handle_data(self, data: str) -> None:
         if self._open is None:
