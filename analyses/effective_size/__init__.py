@@ -72,8 +72,8 @@ class SizeConfig:
     cases: tuple[str, ...] = ()
     """Cases of the out-of-domain dataset to use, such as the adversarial ones; by default all."""
     chance: Mapping[str, float] = field(default_factory=dict)
-    """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean, and that of
-    balanced the level of the out-of-domain dataset."""
+    """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean. That
+    of balanced is always one half, which any one answer alone gives."""
 
     def __post_init__(self) -> None:
         check_choice("average", self.average, get_args(Average))
@@ -183,8 +183,10 @@ def compare(table: RunTable, full: FullModels, config: SizeConfig = DEFAULTS) ->
 
 def _levels(runs: pd.DataFrame, config: SizeConfig) -> dict[str, float]:
     """The chance level of each target, where it is known."""
-    datasets = {"id": config.id, "ood": config.ood, "balanced": config.ood}
+    datasets = {"id": config.id, "ood": config.ood}
     levels = {at: config.chance[name] for at, name in datasets.items() if name in config.chance}
+    # Any one answer alone is right on one side and wrong on the other.
+    levels["balanced"] = 0.5
     if "id" in levels and "ood" in levels:
         weight = _id_weight(runs, config)
         levels["mix"] = weight * levels["id"] + (1 - weight) * levels["ood"]

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from string import Formatter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import fisher_exact
 
 from hc_lens.analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
 from hc_lens.analyses.statistics import (
@@ -57,6 +59,8 @@ COLLAPSE = 0.10
 """Subnetworks have lost the adversarial or the friendly cases if they are lower by this."""
 CHANCE = 0.01
 """What has a probability below this is not chance."""
+LIKELY = 0.05
+"""Heads do something more often than others if its p-value is below this."""
 CARRIED = 0.5
 """A few edges carry the effect if they make up more than this share of it."""
 FLAT = 10.0
@@ -67,6 +71,8 @@ FLAGS = {
     "none_passes": "no sparsity of the grid passes",
 }
 """What makes an effective size doubtful."""
+TARGETS = {"id": "in domain", "ood": "outside", "balanced": "balanced"}
+"""The effective sizes that are told, and how they are called."""
 
 
 def collect(results: Results, config: StudyConfig) -> Facts:
@@ -78,12 +84,14 @@ def collect(results: Results, config: StudyConfig) -> Facts:
     facts |= spread_facts(table("core/spread"), cases, config.sparsities)
     facts |= side_facts(table("core/sides"), config.sparsities, facts["full_friendly"])
     facts |= core_facts(results.core, table("core/jaccard"))
+    kept = table("subnetworks/subnetworks")
+    facts["distinct"] = kept.loc[kept["checkpoint"] == config.final, "kept"].nunique()
     facts |= ablation_facts(table("ablation/excess"), table("ablation/scan"), heads)
     facts |= attention_facts(table("attention/attention"), heads)
     traced = ("strongest", "explained", "dependents")
     facts |= trace_facts(*(table(f"composition/{name}") for name in traced))
     if config.checkpoints:
-        facts |= size_facts(table("effective_size/effective_size"))
+        facts |= size_facts(table("effective_size/effective_size"), config.grid)
     # On its way through a Series every number of NumPy becomes one of Python.
     return pd.Series(facts, dtype=object).to_dict()
 
@@ -101,7 +109,7 @@ def say(facts: Facts) -> list[Sentence]:
         say_joint(facts),
         say_attention(facts),
         say_trace(facts),
-        *([say_sizes(facts)] if "size_last_id" in facts else []),
+        *([say_sizes(facts)] if "size_id" in facts else []),
     ]
 
 
@@ -288,7 +296,7 @@ def side_facts(sides: pd.DataFrame, sparsities: Sequence[float], full: float) ->
         facts[f"{name}_said_seeds"] = int(said.size().max()) if len(said) else 0
         facts[f"{name}_said_share"] = said.mean().get(facts[f"{name}_said"], math.nan)
         facts |= ends(f"{name}_friendly_change", mean_change(chosen["friendly"] - full))
-    for side in ("friendly", "adversarial"):
+    for side in ("friendly", "adversarial", "balanced"):
         facts |= ends(f"{side}_change", mean_change(second[side] - first[side]))
     return facts
 
@@ -390,8 +398,11 @@ def say_collapse(facts: Facts) -> Sentence:
     text += (
         ", on the friendly ones from {first_friendly_side:percent} to "
         "{second_friendly_side:percent}, balanced from {first_balanced_side:percent} to "
-        "{second_balanced_side:percent}"
+        "{second_balanced_side:percent} ({balanced_change_low:points} to "
+        "{balanced_change_high:points})"
     )
+    falls = judge(loss(facts, "balanced_change"), 0.0)
+    untold = "the balanced score falls; too few seeds to tell on which side" if falls else ""
     friendly = judge(loss(facts, "friendly_change"), COLLAPSE)
     if friendly:
         text += (
@@ -407,7 +418,7 @@ def say_collapse(facts: Facts) -> Sentence:
         False: ": no clear loss on either side."
         if friendly is False
         else ": too few seeds to tell about the friendly cases.",
-        None: ": too few seeds to tell.",
+        None: f": {untold or 'too few seeds to tell'}.",
     }[lost]
     return write(facts, text, lost if friendly is False or lost else None)
 
@@ -431,6 +442,8 @@ def core_facts(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
     }
     if early := about.get("early"):
         facts |= {
+            "early_core": early["early"],
+            "early_tail": early["tail"],
             "early_size": len(early["early"]),
             "early_shared": len(early["shared"]),
             "early_share": early["share"],
@@ -450,7 +463,9 @@ def say_core(facts: Facts) -> Sentence:
         return write(facts, text, False)
     above = facts["core_tail"] < CHANCE
     text = "{core_size} of {heads} heads " + ("appears in " if size == 1 else "appear in ")
-    text += f"{which} {{subnetworks}} subnetworks ({{core}}); {expected} "
+    same = facts["distinct"] < facts["subnetworks"]
+    text += f"{which} {{subnetworks}} subnetworks{', {distinct} of them distinct' if same else ''}"
+    text += f" ({{core}}); {expected} "
     text += "(probability of as many or more: {core_tail:probability}): "
     text += "they share a core" if above else "not more than chance would give"
     return write(facts, text + (instead if size == 1 else "."), above)
@@ -460,7 +475,7 @@ def say_ranks(facts: Facts) -> Sentence:
     """Whether the same heads are kept at both sparsities."""
     agree = facts["spearman"] > 0 and facts["spearman_p"] < CHANCE
     text = (
-        "Heads that are often kept at {first_sparsity:percent} are often kept at "
+        "Heads that are kept more often at {first_sparsity:percent} are kept more often at "
         "{second_sparsity:percent} too "
         if agree
         else "How often a head is kept at {first_sparsity:percent} does not clearly tell how often "
@@ -469,8 +484,9 @@ def say_ranks(facts: Facts) -> Sentence:
     if math.isnan(facts["spearman"]):
         return write(facts, text + "(one of the two is the same for all heads).", False)
     text += (
-        "(Spearman {spearman:two}, p {spearman_p:probability}); two subnetworks share "
-        "{jaccard:two} of their heads (Jaccard; chance {jaccard_expected:two})."
+        "(Spearman {spearman:two}, p {spearman_p:probability}); two subnetworks, of one or "
+        "of both sparsities, share on average {jaccard:two} of their heads (Jaccard; chance "
+        "{jaccard_expected:two})."
     )
     return write(facts, text, agree)
 
@@ -480,11 +496,14 @@ def say_early(facts: Facts) -> Sentence:
     if facts["early_size"] == 0:
         return write(facts, "The early checkpoint has no core to compare with.", False)
     text = (
-        "{early_shared} of the {early_size} core heads of the early checkpoint are in the final "
-        "core (a random set of its size would hold {early_expected:percent} of them): "
+        "{early_shared} of the {early_size} core heads of the early checkpoint ({early_core}) are "
+        "in the final core (a random set of its size would hold {early_expected:percent} of them; "
+        "probability of as many or more: {early_tail:probability}): "
     )
     if facts["early_shared"] == facts["early_size"]:
-        return write(facts, text + "the early core survives whole.", True)
+        sure = facts["early_tail"] < CHANCE
+        text += "the early core survives whole"
+        return write(facts, text + ("." if sure else ", which chance may do."), sure or None)
     text += "it survives in part." if facts["early_shared"] else "none of it survives."
     return write(facts, text, False)
 
@@ -499,6 +518,7 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
     outside = joint.loc[joint["dataset"] == "ood"]
     sure = outside.loc[outside["verdict"] == SUPERADDITIVE]
     tested = outside.loc[outside["p"].notna()]
+    no_room = outside["sum_of_losses"] >= outside["full"]
     shown = next((part for part in (sure, tested) if len(part)), outside)
     top = shown.loc[shown["excess"].idxmax()]
     alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")
@@ -514,6 +534,7 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
         "joint_high": top["high"],
         "superadditive_cases": len(sure),
         "untold_cases": int((outside["verdict"] == CANNOT_TELL).sum()),
+        "spent_cases": int((outside["verdict"].eq(CANNOT_TELL) & no_room).sum()),
         "ablation_cases": len(outside),
         "core_head_change": single.loc[core, "accuracy_change"].mean(),
         "other_head_change": single.loc[~core, "accuracy_change"].mean(),
@@ -526,7 +547,9 @@ def say_joint(facts: Facts) -> Sentence:
     text = "The core heads" if facts["core_size"] > 1 else "The heads"
     text += " are super-additive on " + ("{superadditive_cases}" if some else "none")
     text += " of {ablation_cases} {cases} cases"
-    text += " ({untold_cases} cannot tell)" if facts["untold_cases"] else ""
+    if facts["untold_cases"]:
+        text += " ({untold_cases} cannot tell; in {spent_cases} of these the heads alone already "
+        text += "lose all that there is)"
     text += ": " if some else "; nearest, "
     text += (
         "on {joint_case} removing them together costs {joint_drop:span} points, the losses of each "
@@ -553,7 +576,9 @@ def attention_facts(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
     return {
         "overlap_heads": named,
         "overlap_core": len(named),
-        "overlap_all": len(sure),
+        "overlap_others": len(sure) - len(named),
+        "other_heads": int((~inside).sum()),
+        "overlap_p": more_often(len(named), int(inside.sum()), len(sure), len(overlap)),
         "overlap_least": ROLE_MASS,
         "overlap_core_mass": overlap.loc[inside, "value"].mean(),
         "overlap_other_mass": overlap.loc[~inside, "value"].mean(),
@@ -566,18 +591,27 @@ def say_attention(facts: Facts) -> Sentence:
     if math.isnan(facts["overlap_core_mass"]):
         return write(facts, "The rows have no word that stands in two sentences.", None)
     some = facts["overlap_core"] > 0
-    text = (
+    text = "On in-domain rows "
+    text += (
         "{overlap_core} of these heads ({overlap_heads}) look"
         if some
-        else "None of these heads looks"
+        else "none of these heads looks"
     )
     text += (
         " at the same content word in the other sentence (with {overlap_least:percent} of their "
-        "attention or more, twice chance and twice what is left with another row's hypothesis); "
-        "on average these heads give it {overlap_core_mass:percent} of their attention, other "
+        "attention or more, twice chance and twice what is left with another row's hypothesis, "
+        "whatever else they look at), and {overlap_others} of the {other_heads} other heads (they "
+        "do so more often with p {overlap_p:probability}, Fisher, one-sided); on average these "
+        "heads give it {overlap_core_mass:percent} of their attention, other "
         "heads {overlap_other_mass:percent}, uniform attention {overlap_chance:percent}."
     )
-    return write(facts, text, some)
+    return write(facts, text, facts["overlap_p"] < LIKELY or (None if some else False))
+
+
+def more_often(named: int, heads: int, sure: int, every: int) -> float:
+    """Fisher's one-sided p-value that the heads in question do something more often."""
+    table = [[named, heads - named], [sure - named, every - heads - (sure - named)]]
+    return float(fisher_exact(table, "greater")[1])
 
 
 def trace_facts(
@@ -602,6 +636,7 @@ def trace_facts(
     if len(top):
         counts = top["sender"].map(edges)
         facts |= {
+            "edges_heads": list(top["sender"].unique()),
             "edges_patched": top["n_edges"].max(),
             "edges_fewest": counts.min(),
             "edges_most": counts.max(),
@@ -612,6 +647,8 @@ def trace_facts(
         by_head: Any = cut.groupby("head", sort=False)[["kl", "accuracy_change"]].mean()
         head = by_head["kl"].idxmax()
         facts["dependent_head"] = head
+        facts["dependent_kl"] = by_head.loc[head, "kl"]
+        facts["dependent_rows"] = int(cut.loc[cut["head"] == head, "n"].sum())
         facts["dependent_change"] = by_head.loc[head, "accuracy_change"]
     return facts
 
@@ -626,58 +663,60 @@ def say_trace(facts: Facts) -> Sentence:
         carried = facts["edges_explained"] > CARRIED
         one = facts["edges_fewest"] == facts["edges_most"]
         edges = "{edges_most}" if one else "{edges_fewest} to {edges_most}"
-        text += f"; the {{edges_patched}} strongest of the {edges} edges of each head together "
-        text += "make up {edges_explained:percent} of what removing it changes (KL): "
+        text += (
+            f"; of {{edges_heads}}, with {edges} edges each, the {{edges_patched}} strongest "
+            "together do {edges_explained:percent} of what removing the head does (KL, on the rows "
+            "on which they are the strongest): "
+        )
         text += "a few wires carry most of it" if carried else "it is spread over many wires"
     text += "."
     if "dependent_head" in facts:
         text += (
-            " The head that depends on them most is {dependent_head}: cutting it off from them "
-            "alone changes accuracy there by {dependent_change:points} points on average."
+            " The head that depends on them most is {dependent_head} (KL {dependent_kl:two}): "
+            "cutting it off from them alone changes accuracy there by {dependent_change:points} "
+            "points on average over the cases ({dependent_rows} rows)."
         )
     return write(facts, text, carried)
 
 
-def size_facts(table: pd.DataFrame) -> Facts:
-    """The effective size at the first and the last checkpoint of the series."""
-    facts: Facts = {}
-    order = table["checkpoint"].unique()
-    cells = table.set_index(["checkpoint", "target"])
-    for name, checkpoint in (("first", order[0]), ("last", order[-1])):
-        facts[f"size_{name}_checkpoint"] = checkpoint
-        for target in ("id", "ood", "balanced"):
-            if (checkpoint, target) not in cells.index:
-                continue
-            row = cells.loc[(checkpoint, target)]
-            facts[f"size_{name}_{target}"] = float(row["effective_size"])
-            # A floor is missing where there is no chance level.
-            flags = [flag for flag in FLAGS if pd.notna(row[flag]) and row[flag]]
-            facts[f"size_{name}_{target}_flags"] = flags
+def size_facts(table: pd.DataFrame, grid: Sequence[float]) -> Facts:
+    """The effective size at every checkpoint of the series."""
+    facts: Facts = {
+        "size_checkpoints": list(table["checkpoint"].unique()),
+        "size_seeds": int(table["seeds"].min()),
+        # A size cannot be told more finely than the grid.
+        "size_step": 100 * max(b - a for a, b in pairwise([*grid, 1.0])),
+    }
+    for target, part in table.groupby("target", sort=False):
+        if target not in TARGETS:
+            continue
+        sizes = part["effective_size"]
+        facts[f"size_{target}"] = [f"{size:g}%" for size in sizes]
+        facts[f"size_{target}_range"] = sizes.max() - sizes.min()
+        facts[f"size_{target}_rise"] = sizes.iloc[-1] - sizes.iloc[0]
+        # A floor is missing where there is no chance level.
+        facts[f"size_{target}_doubts"] = [
+            f"{TARGETS[str(target)]} at checkpoint {row['checkpoint']} {FLAGS[flag]}"
+            for _, row in part.iterrows()
+            for flag in FLAGS
+            if pd.notna(row[flag]) and row[flag]
+        ]
     return facts
 
 
 def say_sizes(facts: Facts) -> Sentence:
     """Whether generalising took more of the network while the in-domain part stayed."""
-    flat = abs(facts["size_last_id"] - facts["size_first_id"]) <= FLAT
-    rises = facts["size_last_ood"] - facts["size_first_ood"] > FLAT
+    least = max(FLAT, facts["size_step"])
+    flat, rises = facts["size_id_range"] <= least, facts["size_ood_rise"] > least
     text = (
-        "From checkpoint {size_first_checkpoint} to {size_last_checkpoint} the effective size goes "
-        "from {size_first_id}% to {size_last_id}% of the units in domain and from "
-        "{size_first_ood}% to {size_last_ood}% on the {cases} cases"
+        "At the checkpoints {size_checkpoints} the effective size is {size_id} of the units in "
+        "domain and {size_ood} on the {cases} cases"
     )
-    targets = {"id": "in domain", "ood": "outside"}
-    if "size_last_balanced" in facts:
-        text += " (balanced with the friendly ones {size_first_balanced}% to {size_last_balanced}%)"
-        targets["balanced"] = "balanced"
-    text += ": "
+    text += ", balanced with the friendly ones {size_balanced}" if "size_balanced" in facts else ""
+    text += " ({size_seeds} seeds, a grid in steps of {size_step}%): "
     text += "in domain it stays about the same, " if flat else "in domain it moves too, "
     text += "outside it rises." if rises else "outside it does not rise."
-    doubts = [
-        f"{where} at checkpoint {{size_{name}_checkpoint}} {FLAGS[flag]}"
-        for name in ("first", "last")
-        for target, where in targets.items()
-        for flag in facts[f"size_{name}_{target}_flags"]
-    ]
+    doubts = [doubt for name in TARGETS for doubt in facts.get(f"size_{name}_doubts", [])]
     if doubts:
         text += f" To be read with care: {'; '.join(doubts)}."
     return write(facts, text, None if doubts else flat and rises)

@@ -57,8 +57,8 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
         "Heuristic Core (ACL 2024)."
     )
     note = (
-        "✓ the numbers show what the paper describes, ✗ they do not. Each number in bold leads "
-        "back to a file of the run folder."
+        "✓ the numbers show what the paper describes, ✗ they do not, · they cannot tell. Each "
+        "number in bold leads back to a file of the run folder."
     )
     evaluation = _table(
         results,
@@ -148,7 +148,7 @@ def _ablation(results: Results) -> Section:
 def _attention(results: Results) -> Section:
     name, core = "attention/attention", results.core["core"]
     table = results.table(name)
-    shown = ["unit", "score", "value", "low", "high", "chance", "permuted", "n", "role"]
+    shown = ["unit", "score", "value", "low", "high", "chance", "permuted", "n"]
     chosen = table.loc[table["unit"].isin(results.heads), shown]
     patterns = sorted(results.folders["attention"].glob("pattern-*.html"))
     items = [

@@ -9,9 +9,9 @@ importance and 20 random masks; then the accuracy of our subnetworks on every ad
 near they are to the overlap heuristic (0% on adversarial cases, 100% on friendly ones), and the
 heads that all of them keep.
 
-With --budgets, compares our preset and the public code's at two budgets, 50% sparsity and the
-paper's seeds 42, 43, ...: 1,500 batches, and as many as the public code's preset makes updates of
-its own accord (9,300). Each finished run is added to the file, so a second call goes on from it.
+With --budgets, compares our preset with 1,500 batches and the public code's with 1,500 and with the
+9,300 that its recipe asks for, at 50% sparsity and with the paper's seeds 42, 43, ... Each finished
+run is added to the file, so a second call goes on from it.
 """
 
 from __future__ import annotations

@@ -326,6 +326,15 @@ def test_a_balanced_score_stands_beside_the_ood_mean():
     assert labels[1:3] == ["out of domain", "out of domain, balanced"]
 
 
+def test_a_model_that_gives_one_answer_is_at_the_floor_of_the_balanced_score():
+    one_answer = {key: float(key[2] != "x") if key[1] == "ood" else SIDED_FULL[key]
+                  for key in SIDED_FULL}  # fmt: skip
+    config = SizeConfig(chance={"id": 1 / 3, "ood": 0.0})
+    sizes = effective_size(sided({0.2: (1.0, 0.0)}), one_answer, config).set_index("target")
+    assert sizes.loc["balanced", "full"] == 0.5
+    assert bool(sizes.loc["balanced", "floor"])
+
+
 def test_without_both_sides_there_is_no_balanced_score():
     table = sided({0.2: (0.88, 0.5)})
     for other in (table.assign(side=""), table.replace({"side": {"friendly": ""}})):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import hypergeom
 
 from hc_lens.analyses import superadditive
 from hc_lens.analyses.study import findings
@@ -77,6 +78,9 @@ FACTS: dict[str, Any] = {
     "adversarial_change": -0.24,
     "adversarial_change_low": -0.28,
     "adversarial_change_high": -0.2,
+    "balanced_change": -0.125,
+    "balanced_change_low": -0.15,
+    "balanced_change_high": -0.1,
     "friendly_change": -0.01,
     "friendly_change_low": -0.04,
     "friendly_change_high": 0.02,
@@ -86,6 +90,7 @@ FACTS: dict[str, Any] = {
     "core_fraction": 1.0,
     "heads": 32,
     "subnetworks": 24,
+    "distinct": 24,
     "core_expected": 0.004,
     "core_tail": 1e-5,
     "spearman": 0.8,
@@ -95,6 +100,8 @@ FACTS: dict[str, Any] = {
     "early_size": 3,
     "early_shared": 3,
     "early_expected": 0.06,
+    "early_core": ["L0.H6", "L1.H1", "L1.H2"],
+    "early_tail": 0.002,
     "joint_case": "swap",
     "joint_drop": 0.5,
     "joint_losses": 0.3,
@@ -104,32 +111,37 @@ FACTS: dict[str, Any] = {
     "joint_id_drop": 0.02,
     "superadditive_cases": 1,
     "untold_cases": 0,
+    "spent_cases": 0,
     "ablation_cases": 8,
     "overlap_core": 1,
+    "overlap_others": 0,
+    "other_heads": 30,
+    "overlap_p": 0.01,
     "overlap_least": 0.2,
     "overlap_heads": ["L0.H6"],
     "overlap_core_mass": 0.4,
     "overlap_other_mass": 0.1,
     "overlap_chance": 0.05,
-    "size_first_checkpoint": "200",
-    "size_last_checkpoint": "2000",
-    "size_first_id": 20.0,
-    "size_last_id": 25.0,
-    "size_first_ood": 10.0,
-    "size_last_ood": 50.0,
-    "size_first_id_flags": [],
-    "size_first_ood_flags": [],
-    "size_last_id_flags": [],
-    "size_last_ood_flags": [],
+    "size_checkpoints": ["200", "2000"],
+    "size_seeds": 3,
+    "size_step": 5.0,
+    "size_id": ["20%", "25%"],
+    "size_id_range": 5.0,
+    "size_ood": ["10%", "50%"],
+    "size_ood_rise": 40.0,
+    "size_ood_doubts": [],
     "edge_sender": "L0.H6",
     "edge_receiver": "L1.H1",
     "edge_kind": "v",
+    "edges_heads": ["L0.H6"],
     "edges_patched": 10,
     "edges_fewest": 20,
     "edges_most": 40,
     "edges_explained": 0.8,
     "dependent_head": "L1.H4",
     "dependent_change": -0.026,
+    "dependent_kl": 0.044,
+    "dependent_rows": 400,
 }
 
 
@@ -137,6 +149,11 @@ LOW_BEST = {"best_case_accuracy_low": 0.3, "best_case_accuracy_high": 0.45}
 NO_LOSS = {"adversarial_change_low": 0.2, "adversarial_change_high": 0.3}
 FRIENDLY_LOST = {"friendly_change_low": -0.66, "friendly_change_high": -0.5}
 ONE_LABEL = NO_LOSS | FRIENDLY_LOST
+UNTOLD = {
+    "adversarial_change_high": -0.05,
+    "balanced_change_low": -0.05,
+    "balanced_change_high": 0.05,
+}
 NO_SIDES = {"full_balanced": math.nan}
 
 
@@ -154,44 +171,60 @@ NO_SIDES = {"full_balanced": math.nan}
         (findings.say_collapse, NO_LOSS, False, "no clear loss on either side"),
         (findings.say_collapse, ONE_LABEL, False, "11 of 12 answer non-entailment most, on 80.0%"),
         (findings.say_collapse, FRIENDLY_LOST, False, "lose both sides"),
-        (findings.say_collapse, {"adversarial_change_high": -0.05}, None, "too few seeds to tell"),
+        (
+            findings.say_collapse,
+            {"adversarial_change_high": -0.05},
+            None,
+            "balanced score falls",
+        ),
+        (findings.say_collapse, UNTOLD, None, "(-5.0 to +5.0): too few seeds to tell."),
         (findings.say_collapse, {"full_balanced": math.nan}, None, "do worse outside. No friendly"),
         (findings.say_collapse, NO_LOSS | NO_SIDES, False, "no clear loss. No friendly cases"),
         (findings.say_core, {}, True, "they share a core."),
+        (findings.say_core, {"distinct": 20}, True, "all 24 subnetworks, 20 of them distinct (L0"),
         (findings.say_core, {"core_fraction": 0.9}, True, "in at least 90.0% of the 24"),
         (findings.say_core, {"core_size": 1}, True, "looks at the most frequent ones"),
         (findings.say_core, {"core_tail": 0.4}, False, "not more than chance"),
         (findings.say_core, {"core": [], "core_size": 0}, False, "No head is in all 24"),
-        (findings.say_ranks, {}, True, "are often kept at 70.0% too"),
+        (findings.say_ranks, {}, True, "are kept more often at 70.0% too"),
         (findings.say_ranks, {"spearman_p": 0.3}, False, "does not clearly tell"),
         (findings.say_ranks, {"spearman": math.nan}, False, "the same for all heads"),
         (findings.say_early, {}, True, "the early core survives whole"),
+        (findings.say_early, {"early_tail": 0.2}, None, "survives whole, which chance may do"),
         (findings.say_early, {"early_shared": 1}, False, "survives in part"),
         (findings.say_early, {"early_shared": 0}, False, "none of it survives"),
         (findings.say_early, {"early_size": 0}, False, "has no core"),
         (findings.say_joint, {}, True, "super-additive on 1 of 8"),
         (findings.say_joint, {"superadditive_cases": 0}, False, "super-additive on none of 8"),
-        (findings.say_joint, {"untold_cases": 3}, True, "1 of 8 adversarial cases (3 cannot tell)"),
+        (
+            findings.say_joint,
+            {"untold_cases": 3},
+            True,
+            "1 of 8 adversarial cases (3 cannot tell; in 0",
+        ),
         (
             findings.say_joint,
             {"superadditive_cases": 0, "untold_cases": 8},
             None,
-            "on none of 8 adversarial cases (8 cannot tell)",
+            "on none of 8 adversarial cases (8 cannot tell; in",
         ),
         (findings.say_attention, {}, True, "(L0.H6) look at the same content word"),
         (findings.say_attention, {"overlap_core_mass": math.nan}, None, "no word that stands in"),
-        (findings.say_trace, {}, True, "to the v of L1.H1; the 10 strongest of the 20 to 40 edges"),
+        (findings.say_trace, {}, True, "to the v of L1.H1; of L0.H6, with 20 to 40 edges"),
+        (findings.say_trace, {}, True, "the 10 strongest together do 80.0% of what removing the"),
+        (findings.say_trace, {}, True, "(KL 0.04): cutting it off from them alone changes"),
         (findings.say_trace, {"edges_explained": 0.2}, False, "spread over many wires"),
         (findings.say_trace, {"edge_kind": "classifier"}, True, "to the classifier;"),
-        (findings.say_attention, {"overlap_core": 0}, False, "None of these heads"),
+        (findings.say_attention, {"overlap_core": 0, "overlap_p": 1.0}, False, "none of these"),
+        (findings.say_attention, {"overlap_p": 0.3}, None, "0 of the 30 other heads (they do so"),
         (findings.say_sizes, {}, True, "stays about the same, outside it rises"),
-        (findings.say_sizes, {"size_last_id": 60.0}, False, "in domain it moves too"),
-        (findings.say_sizes, {"size_last_ood": 12.0}, False, "outside it does not rise"),
+        (findings.say_sizes, {"size_id_range": 60.0}, False, "in domain it moves too"),
+        (findings.say_sizes, {"size_ood_rise": 2.0}, False, "outside it does not rise"),
         (
             findings.say_sizes,
-            {"size_first_ood_flags": ["floor"]},
+            {"size_ood_doubts": ["outside at checkpoint 200 the model is at its floor"]},
             None,
-            "outside at checkpoint 200",
+            "To be read with care: outside at checkpoint 200",
         ),
     ],
 )
@@ -336,6 +369,7 @@ def test_every_number_of_a_sentence_is_a_fact_with_its_name() -> None:
 def test_each_number_is_shown_in_its_style(name: str, style: str) -> None:
     second = {key.replace("first", "second"): FACTS[key] for key in FACTS if "first_" in key}
     said = findings.say(second | FACTS)
+    assert said[-1].plain.startswith("At the checkpoints 200, 2000 the effective size is")
     parts = [part for sentence in said for part in sentence.parts if isinstance(part, Fact)]
     assert {part.style for part in parts if part.name == name} == {style}
 
@@ -347,6 +381,7 @@ def excess(**cases: tuple[float, float, str]) -> pd.DataFrame:
             "dataset": "id" if case == "all" else "ood",
             "case": case,
             "size": 2,
+            "full": 0.95,
             "drop": drop,
             "sum_of_losses": alone,
             "excess": drop - alone,
@@ -375,7 +410,7 @@ def test_the_super_additive_case_with_the_largest_excess_is_shown() -> None:
     table = excess(swap=(0.6, 0.2, SURE), passive=(0.5, 0.4, SURE), relative=(0.9, 0.1, DOUBT))
     found = findings.ablation_facts(table, scan(), HEADS)
     assert (found["joint_case"], found["superadditive_cases"]) == ("swap", 2)
-    assert (found["untold_cases"], found["ablation_cases"]) == (1, 3)
+    assert (found["untold_cases"], found["spent_cases"], found["ablation_cases"]) == (1, 0, 3)
     assert found["joint_excess"] == pytest.approx(0.4)
     assert found["joint_losses"] == pytest.approx(0.2)
     assert found["joint_id_drop"] == pytest.approx(0.05)
@@ -409,6 +444,30 @@ def test_the_sentence_counts_the_verdicts_of_the_table() -> None:
     found = findings.ablation_facts(table, scan(), HEADS)
     assert found["superadditive_cases"] == (table["verdict"] == SURE).sum() == 1
     assert "super-additive on 1 of 3" in findings.say_joint(FACTS | found).plain
+
+
+def test_the_size_of_every_checkpoint_is_told_with_what_makes_it_doubtful() -> None:
+    table = pd.DataFrame(
+        {"checkpoint": ["1", "1", "2", "2"], "target": ["id", "ood", "id", "ood"],
+         "effective_size": [40.0, 20.0, 60.0, 80.0], "seeds": [2, 2, 2, 2],
+         "floor": [False, True, False, False], "ceiling": [False, True, False, False],
+         "none_passes": [False, False, False, False]}
+    )  # fmt: skip
+    found = findings.size_facts(table, (0.2, 0.4, 0.6, 0.8))
+    assert found["size_step"] == pytest.approx(20)
+    assert (found["size_id"], found["size_ood"]) == (["40%", "60%"], ["20%", "80%"])
+    sentence = findings.say_sizes(FACTS | found)
+    assert "is 40%, 60% of the units in domain and 20%, 80% on the" in sentence.plain
+    assert "outside at checkpoint 1 the largest sparsity of the grid still passes" in sentence.plain
+    # One step of the grid is no move.
+    assert "in domain it stays about the same, outside it rises" in sentence.plain
+    assert sentence.found is None
+
+
+def test_heads_that_look_at_a_word_are_counted_against_the_others() -> None:
+    # 3 of 6 against 6 of 26: the hypergeometric tail of 3 or more among 9 of 32.
+    expected = hypergeom.sf(2, 32, 9, 6)
+    assert findings.more_often(3, 6, 9, 32) == pytest.approx(expected)
 
 
 def test_a_number_is_shown_in_the_style_after_its_name() -> None:
