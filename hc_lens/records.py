@@ -523,4 +523,8 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:  # it belongs to somebody else
         pass
+    with contextlib.suppress(OSError):
+        # A process that has ended can be called until its parent has looked at it.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX"
     return True

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import fisher_exact
+from scipy.stats import hypergeom
 
 from hc_lens.analyses.lexical_overlap import ROLE_MASS, ROLE_RATIO
 from hc_lens.analyses.statistics import (
@@ -610,8 +610,8 @@ def say_attention(facts: Facts) -> Sentence:
 
 def more_often(named: int, heads: int, sure: int, every: int) -> float:
     """Fisher's one-sided p-value that the heads in question do something more often."""
-    table = [[named, heads - named], [sure - named, every - heads - (sure - named)]]
-    return float(fisher_exact(table, "greater")[1])
+    # The heads are a draw from all of them, of which `sure` do it.
+    return float(hypergeom.sf(named - 1, every, sure, heads))
 
 
 def trace_facts(
@@ -697,7 +697,7 @@ def size_facts(table: pd.DataFrame, grid: Sequence[float]) -> Facts:
         # A floor is missing where there is no chance level.
         facts[f"size_{target}_doubts"] = [
             f"{TARGETS[str(target)]} at checkpoint {row['checkpoint']} {FLAGS[flag]}"
-            for _, row in part.iterrows()
+            for row in part.to_dict(orient="records")
             for flag in FLAGS
             if pd.notna(row[flag]) and row[flag]
         ]

@@ -112,7 +112,7 @@ def _followed(table: pd.DataFrame, keys: list[str], cases: Sequence[str]) -> pd.
     mean: Any = friendly.groupby([*keys, "dataset"], sort=False)["accuracy"].mean().reset_index()
     chosen = table.loc[(table["dataset"] == "id") | table["case"].isin(list(cases))]
     together = pd.concat([chosen, mean.assign(case="friendly cases, mean")])
-    return together[[*keys, "dataset", "case", "accuracy"]]
+    return together.loc[:, [*keys, "dataset", "case", "accuracy"]]
 
 
 def _core(results: Results, sparsities: tuple[float, ...]) -> Section:

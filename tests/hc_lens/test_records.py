@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -296,6 +297,26 @@ def test_a_folder_with_other_files_gets_records(tmp_path):
     Records(tmp_path, "test", owner=["runs"])
     marker = json.loads((tmp_path / "records.json").read_text())
     assert marker == {"format": FORMAT, "kind": "test", "about": {}}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+def test_what_a_process_left_is_removed_although_its_parent_has_not_looked_yet(tmp_path):
+    Records(tmp_path / "work", "scan")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    state = Path(f"/proc/{ended.pid}/stat")
+    while state.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    folder = tmp_path / "work" / UNFINISHED
+    folder.mkdir(exist_ok=True)
+    left, own = (
+        folder / f"{socket.gethostname()}@{pid}-{'0' * 32}" for pid in (ended.pid, os.getpid())
+    )
+    left.write_text("half")
+    own.write_text("being written")
+    Records(tmp_path / "work", "scan")
+    assert not left.exists()
+    assert own.exists()
+    ended.wait()
 
 
 def test_a_process_that_died_before_the_marker_leaves_a_folder_that_can_be_used(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import hypergeom
+from scipy.stats import fisher_exact
 
 from hc_lens.analyses import superadditive
 from hc_lens.analyses.study import findings
@@ -465,8 +465,8 @@ def test_the_size_of_every_checkpoint_is_told_with_what_makes_it_doubtful() -> N
 
 
 def test_heads_that_look_at_a_word_are_counted_against_the_others() -> None:
-    # 3 of 6 against 6 of 26: the hypergeometric tail of 3 or more among 9 of 32.
-    expected = hypergeom.sf(2, 32, 9, 6)
+    # 3 of 6 against 6 of 26.
+    _, expected = fisher_exact([[3, 3], [6, 20]], "greater")
     assert findings.more_often(3, 6, 9, 32) == pytest.approx(expected)
 
 
