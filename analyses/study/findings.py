@@ -34,7 +34,7 @@ from hc_lens.analyses.statistics import (
 )
 from hc_lens.analyses.study.config import StudyConfig
 from hc_lens.analyses.study.results import Results
-from hc_lens.analyses.superadditive.verdicts import CANNOT_TELL, SUPERADDITIVE
+from hc_lens.analyses.superadditive.verdicts import CANNOT_TELL, SUPERADDITIVE, nothing_is_left
 from hc_lens.data.known import ADVERSARIAL, FRIENDLY
 from hc_lens.metrics import by_side, wilson
 from hc_lens.records import json_bytes
@@ -518,7 +518,6 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
     outside = joint.loc[joint["dataset"] == "ood"]
     sure = outside.loc[outside["verdict"] == SUPERADDITIVE]
     tested = outside.loc[outside["p"].notna()]
-    no_room = outside["sum_of_losses"] >= outside["full"]
     shown = next((part for part in (sure, tested) if len(part)), outside)
     top = shown.loc[shown["excess"].idxmax()]
     alone = scan["set"].str.fullmatch(r"L\d+\.H\d+")
@@ -534,7 +533,7 @@ def ablation_facts(excess: pd.DataFrame, scan: pd.DataFrame, heads: Sequence[str
         "joint_high": top["high"],
         "superadditive_cases": len(sure),
         "untold_cases": int((outside["verdict"] == CANNOT_TELL).sum()),
-        "spent_cases": int((outside["verdict"].eq(CANNOT_TELL) & no_room).sum()),
+        "spent_cases": int((outside["verdict"].eq(CANNOT_TELL) & nothing_is_left(outside)).sum()),
         "ablation_cases": len(outside),
         "core_head_change": single.loc[core, "accuracy_change"].mean(),
         "other_head_change": single.loc[~core, "accuracy_change"].mean(),

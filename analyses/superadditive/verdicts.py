@@ -93,16 +93,20 @@ def judge(table: pd.DataFrame, level: float, *, has_floor: bool) -> pd.DataFrame
     error = (1 - level) / 2
     more_is_lost = (table["p_holm"] < error) & (table["low"] > 0)
     nothing_is_lost = (table["drop"] <= 0) & (table["p_interaction"] < error)
-    nothing_is_left = (table["sum_of_losses"] >= table["full"]) & has_floor
     rules = [
         (~tested, CANNOT_TELL),
         (more_is_lost, SUPERADDITIVE),
         (table["excess"] > 0, CANNOT_TELL),
         (nothing_is_lost, INTERACTION),
-        (nothing_is_left, CANNOT_TELL),
+        (nothing_is_left(table) & has_floor, CANNOT_TELL),
     ]
     conditions, verdicts = zip(*rules, strict=True)
     return table.assign(verdict=np.select(conditions, verdicts, ADDITIVE))
+
+
+def nothing_is_left(table: pd.DataFrame) -> pd.Series:
+    """Whether the losses of the members use up all that the full model has, for each row."""
+    return table["sum_of_losses"] >= table["full"]
 
 
 def _choices(
