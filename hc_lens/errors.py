@@ -1,7 +1,9 @@
-"""The one exception that hc_lens raises for input it cannot use, and other errors in its words."""
+"""The one exception of hc_lens, for input it cannot use; other errors in its words; warnings."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +16,10 @@ class HcLensError(ValueError):
 
     finished: Any = None
     """What had been finished before the error, where there is something worth keeping."""
+
+
+class HcLensWarning(UserWarning):
+    """What a user should know of a result that is computed all the same."""
 
 
 def first_line(error: BaseException) -> str:
@@ -37,3 +43,11 @@ def check_count(what: str, given: object, least: int = 1) -> None:
         raise HcLensError(
             f"expected {what} as a whole number of at least {least}, got {given!r}; correct it"
         )
+
+
+def warn(message: str, category: type[HcLensWarning]) -> None:
+    """Warn at the line of the first caller outside hc_lens."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("hc_lens"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

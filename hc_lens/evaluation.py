@@ -17,9 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hc_lens.data.batches import named_batches
-from hc_lens.errors import HcLensError
+from hc_lens.data.batches import cut, named_batches
+from hc_lens.errors import HcLensError, HcLensWarning, warn
+from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
+from hc_lens.masks.finite import check_finite, check_weights
+from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import (
     ACCURACY,
@@ -36,6 +39,7 @@ from hc_lens.metrics import (
     sides,
     wilson,
 )
+from hc_lens.models.inputs import rows_at_once
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
@@ -48,6 +52,10 @@ COLUMNS = (
 """Columns of the table; after them come the shares of the predicted labels."""
 Run = Callable[[BatchLike], Float[Tensor, "runs batch labels"]]
 """Gives the logits of the full model and of every subnetwork on a batch."""
+
+
+class OtherMeansWarning(HcLensWarning):
+    """A subnetwork was found with another replacement of removed units than it is scored with."""
 
 
 def evaluate(
@@ -70,12 +78,14 @@ def evaluate(
     Accuracy is NaN for a case without labels.
 
     Args:
-        means: what replaces removed units; needed with `subnetwork`.
+        means: what replaces removed units; needed with `subnetwork`. Others than those that a
+            subnetwork was found with give a warning.
         subnetwork: one, several, or several by name.
         teachers: the full model's kept logits by name of the dataset, so that calls on the same
             batches run the full model once.
     """
     warn_if_masked(model)
+    check_weights(model)
     networks = named(subnetwork)
     if networks and means is None:
         raise HcLensError(
@@ -83,6 +93,11 @@ def evaluate(
             "pass means=hc.collect_means(model, batches)"
         )
     source = as_source("zero" if means is None else means)
+    if networks:
+        source.check(model, hooked_units(model))
+    for network in networks.values():
+        network.check(model)
+    _compare_means(networks, source)
     runs, parts = [FULL, *networks], []
     for name, batches in named_batches(data).items():
         teacher = Teacher(model) if teachers is None else teachers[name]
@@ -93,6 +108,14 @@ def evaluate(
     return table.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
 
 
+def _compare_means(networks: Mapping[str, Subnetwork], source: Source) -> None:
+    """Warn if a subnetwork was found with another source than this one."""
+    used = getattr(source, "fingerprint", None)
+    for name, network in networks.items():
+        if used is not None and network.means and network.means != used:
+            warn(f"{name} was found with other means than those used here", OtherMeansWarning)
+
+
 def _logits(
     model: Model,
     teacher: Teacher,
@@ -101,11 +124,16 @@ def _logits(
     batch: BatchLike,
 ) -> Float[Tensor, "runs batch labels"]:
     """The logits of the full model and of every subnetwork on a batch."""
-    logits = [teacher.logits(batch)]
-    for network in networks:
-        with torch.no_grad(), network.attach(model, source.on(batch)):
-            logits.append(model(**batch.inputs))
-    return torch.stack(logits)
+    size = rows_at_once(model, batch.inputs) if source.row_wise else len(batch.rows)
+    parts: list[list[Tensor]] = [[] for _ in networks]
+    for piece in cut(batch, size):
+        bound = source.on(piece)
+        for network, part in zip(networks, parts, strict=True):
+            edits = mask_edits(network.space, network.mask, bound)
+            with torch.no_grad(), Handle(model, edits):
+                part.append(model(**piece.inputs))
+                check_finite(model, piece.inputs, part[-1], "a subnetwork")
+    return torch.stack([teacher.logits(batch), *map(torch.cat, parts)])
 
 
 def _by_case(

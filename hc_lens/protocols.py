@@ -39,6 +39,9 @@ class Model(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights by name."""
 
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The parts by name."""
+
     def modules(self) -> Iterator[nn.Module]:
         """The model and all its parts."""
 

@@ -1,50 +1,71 @@
 """Finished work on disk: what is there is complete, and is not computed again.
 
-1. A record is a folder of files with ``done.json``, which holds the record's key and the hash of
-   every file. A record counts only if it has the right key and every file has its hash; anything
-   else counts as missing. A key is the `digest` of everything that decides the content.
+1. A record is a folder of files with ``done.json``, which holds the record's key, the hash of every
+   file, and a seal: the hash of its own content and of the record's name. A record counts only if
+   the seal and every hash are right; anything else is damaged, which is said in a warning, and
+   counts as missing. One with another key is missing too. A key is the `digest` of everything that
+   decides the content.
 2. The files of a record are first written into a folder of another name. In a local folder that
-   one is flushed to the disk and renamed; elsewhere (``s3://...``) there is no rename, so the files
-   are copied and ``done.json`` comes last. A record that is a whole folder itself (its name is
-   empty) shares it with other files, so its files are moved one by one, ``done.json`` last.
+   one is flushed to the disk and renamed; elsewhere (``s3://...``) there is no rename, so each file
+   is copied below its own hash, where no other content ever stands, ``done.json`` comes last, and
+   the record is read back: of two who write one record at once, one ``done.json`` stays, and all
+   that it names is there. A record that is a whole folder itself (its name is empty) shares it with
+   other files, so its files are moved one by one, ``done.json`` last.
 3. `Records` is a folder of records of one kind of work. Its ``records.json`` names the format, the
-   kind and what the work is about. A folder with other work, or one in the layout of an older
-   version, is refused and left as it is.
-4. What a process that has died left half-written is removed when the folder is next opened.
+   kind and what the work is about; ``.records.json`` is a copy, should it be damaged. A folder with
+   other work, or one in the layout of an older version, is refused and left as it is.
+4. Work of which one process alone may be in charge holds the lock of its folder (`hc_lens.locks`).
+5. What is half-written has a name that tells its process. It never counts as work of anybody, and
+   what a process that has died left is removed when the folder is next opened.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import posixpath
+import re
 import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from hc_lens.errors import HcLensError
+from hc_lens import locks
+from hc_lens.errors import HcLensError, HcLensWarning, warn
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "hc_lens.records.1"
-MARKER = "records.json"
+MARKER, COPY = "records.json", ".records.json"
+"""What a folder holds, and a copy of it."""
 DONE = "done.json"
-UNFINISHED = ".unfinished"
-"""Folder in which records and files are written before they get their name."""
+UNFINISHED, LOCK = ".unfinished", "lock"
+"""Folder in which records and files are written before they get their name, and its lock."""
 OLDER_LAYOUTS = ("store.json", "run.json", "study.json", "command.toml", "scan.json")
 """Files by which folders of older versions are known where ``records.json`` is missing. The last of
 them stood one level deeper."""
+LONGEST_NAME = 150
+"""Most characters of a name that a text gets; file systems take about 250."""
+SCRATCH = "hc_lens"
+"""How the names of our temporary folders begin."""
 TEXT_COLUMNS = ("checkpoint", "dataset", "case", "side", "unit", "set", "sender", "receiver", "run")
 """Columns that hold text even where it looks like a number."""
+SEAL = "seal"
+"""Entry of a JSON file by which a change of it, or of what it vouches for, is noticed."""
+AGAIN = 2
+"""How often a record at an address is read or written again if it is not whole."""
 CHUNK = 2**20
 """Bytes of a file that are in memory at one time while it is hashed."""
 
@@ -58,8 +79,12 @@ class OtherWorkError(HcLensError):
     """A folder holds something else, which ``force=True`` would write over."""
 
 
+class DamagedWarning(HcLensWarning):
+    """Kept work is not as it was written: it is not used."""
+
+
 class RecordsError(HcLensError):
-    """Finished work cannot be written: a full disk, no permission, an address that fails."""
+    """Finished work cannot be written or read: a full disk, no permission, no answer."""
 
 
 def digest(*parts: object) -> str:
@@ -78,14 +103,50 @@ def digest(*parts: object) -> str:
     return made.hexdigest()
 
 
+def sha256(text: str) -> bytes:
+    """The SHA-256 of a text, by which browsers know a script."""
+    return hashlib.sha256(text.encode()).digest()
+
+
 def seed_of(text: str) -> int:
     """A seed that a text alone decides: the first 63 bits of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return int.from_bytes(sha256(text)[:8], "little") >> 1
+
+
+def safe_name(text: str) -> str:
+    """A record's name for any text: never a path or a hidden name, and short enough for a file."""
+    quoted = quote(text, safe="") or "%"
+    if quoted.startswith("."):
+        quoted = f"%2E{quoted[1:]}"
+    if len(quoted) > LONGEST_NAME:
+        quoted = f"{quoted[: LONGEST_NAME - 33]}-{digest(text)}"
+    return quoted
 
 
 def json_bytes(value: object) -> bytes:
     """A value as JSON, the same bytes each time."""
     return json.dumps(value, indent=1, ensure_ascii=False).encode()
+
+
+def sealed(about: Mapping[str, Any], *more: object) -> dict[str, Any]:
+    """Values with a seal: the `digest` of them, and of what else they vouch for."""
+    plain = json.loads(json.dumps(about))  # as they will be read
+    return {**plain, SEAL: digest(plain, *more)}
+
+
+def unsealed(content: bytes | str, *more: object) -> dict[str, Any]:
+    """The values of JSON that `sealed` made, without the seal; a ValueError if they have changed.
+
+    Files of older versions have no seal.
+    """
+    try:
+        about = dict(json.loads(content))
+        whole = about.pop(SEAL, digest(about, *more)) == digest(about, *more)
+    except RecursionError as error:
+        raise ValueError("JSON that nests too deeply") from error
+    if not whole:
+        raise ValueError("content that has changed since it was written")
+    return about
 
 
 def table_bytes(table: pd.DataFrame) -> bytes:
@@ -97,22 +158,28 @@ def read_table(content: bytes | Path) -> pd.DataFrame:
     """The table that `table_bytes` wrote; numbers come back exactly, texts stay texts."""
     import pandas as pd
 
+    older = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
     table = pd.read_csv(
         content if isinstance(content, Path) else io.BytesIO(content),
         dtype=dict.fromkeys(TEXT_COLUMNS, str),
         keep_default_na=False,
         na_values=[""],
-        engine="python",  # its floats are exact in every version of pandas
+        float_precision="round_trip" if older else None,  # newer ones are exact unasked
     )
     return table.fillna({name: "" for name in TEXT_COLUMNS if name in table})
 
 
 def write_file(path: Path, content: bytes | str, unfinished: Path | None = None) -> None:
     """Write a file completely or not at all: under another name, flushed, then renamed."""
-    unfinished = unfinished or path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}")
+    if unfinished is None:
+        _clean(path.parent.glob(f".{glob.escape(path.name)}~*"))
+        unfinished = path.with_name(f".{path.name}~{_mark()}")
     try:
         _write_flushed(unfinished, content.encode() if isinstance(content, str) else content)
+        if path.is_dir():
+            path.rmdir()  # an empty folder is nobody's; a full one is an error
         os.replace(unfinished, path)
+        _flush_folder(path.parent)
     finally:
         _remove(unfinished)
 
@@ -120,17 +187,56 @@ def write_file(path: Path, content: bytes | str, unfinished: Path | None = None)
 @contextlib.contextmanager
 def as_folder(files: Files) -> Iterator[Path]:
     """A folder that holds some files for the duration of a ``with`` block."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            _in_folder(Path(folder) / name).write_bytes(content)
-        yield Path(folder)
+    folder = _scratch()
+    try:
+        with writing(folder):
+            for name, content in files.items():
+                _in_folder(folder / name).write_bytes(content)
+        yield folder
+    finally:
+        _remove(folder)
 
 
 def files_of(fill: Fill) -> dict[str, bytes]:
     """The files that a function writes into an empty folder, by their path below it."""
     with as_folder({}) as folder:
-        fill(folder)
+        with writing(folder, by_caller=True):
+            fill(folder)
         return {name: (folder / name).read_bytes() for name in _names_below(folder)}
+
+
+def changed_file(folder: Path) -> str | None:
+    """The file by which the folder of a record is not as it was written; None in any other folder.
+
+    For a folder that somebody names by its path. It may be a copy, so its own name does not count.
+    """
+    hashes = recorded_files(folder)
+    if hashes is None:
+        # Among records it is a damaged one, elsewhere somebody else's file of this name.
+        return DONE if (folder.parent / MARKER).exists() else None
+    for file, expected in hashes.items():
+        found = ""
+        with contextlib.suppress(OSError):
+            if (folder / file).is_file():  # anything else might never end
+                with open(folder / file, "rb") as opened:
+                    found = _hash(opened)
+        if found != expected:
+            return file
+    return None
+
+
+def recorded_files(folder: Path) -> dict[str, str] | None:
+    """The files that a folder's ``done.json`` names, with their hashes; None if it is damaged.
+
+    A folder without one has none.
+    """
+    done = folder / DONE
+    try:
+        return _hashes_in(json.loads(done.read_bytes())) if done.is_file() else {}
+    except OSError:
+        return {}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def is_full(error: BaseException) -> bool:
@@ -141,12 +247,40 @@ def is_full(error: BaseException) -> bool:
     return "No space left on device" in str(error) or (cause is not None and is_full(cause))
 
 
-def failed(address: str, error: BaseException) -> RecordsError:
-    """The error of an address that cannot be written to."""
+def is_broken(error: BaseException) -> bool:
+    """Whether a disk that is full, fails or cannot be written to is behind an error."""
+    known = isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
+    told = ("Input/output error", "Read-only file system")  # in the text of safetensors' errors
+    cause = error.__cause__ or error.__context__
+    if known or is_full(error) or any(text in str(error) for text in told):
+        return True
+    return cause is not None and is_broken(cause)
+
+
+def failed(
+    address: str | Path,
+    error: BaseException,
+    what: str = "write to",
+    cure: str = "make room or give access",
+) -> RecordsError:
+    """The error of an address that cannot be written to, or not read."""
+    if isinstance(error, OSError) and error.errno in _IN_THE_WAY:
+        cure = "move what stands in its place"
     return RecordsError(
-        f"expected to write to {address}, got {type(error).__name__}: {error}; make room or give "
-        "access, then call again: finished work is kept"
+        f"expected to {what} {address}, got {type(error).__name__}: {error}; {cure}, then call "
+        "again: finished work is kept"
     )
+
+
+@contextlib.contextmanager
+def writing(address: str | Path, by_caller: bool = False) -> Iterator[None]:
+    """Turn a failure of the disk into a RecordsError; in the caller's own code, a disk's alone."""
+    try:
+        yield
+    except Exception as error:  # each filesystem fails in its own way
+        if isinstance(error, HcLensError) or (by_caller and not is_broken(error)):
+            raise
+        raise failed(address, error) from error
 
 
 class Records:
@@ -161,6 +295,7 @@ class Records:
         free: Sequence[str] = (),
         owner: bool | Sequence[str] = False,
         force: bool = False,
+        alone: bool = False,
     ):
         """Open a folder, or make it, and see that it can be written to.
 
@@ -172,20 +307,52 @@ class Records:
             owner: whether a folder that already holds other files is refused; or the names that
                 only other work would have put there.
             force: give up the finished work of this kind that the folder holds, and nothing else.
+            alone: refuse a folder that another holds in this way, until `close` or the end of a
+                ``with`` block; not at an address that is no local folder.
         """
-        there = self._open(address, kind)
         given: dict[str, Any] = json.loads(json.dumps(about or {}))
-        if there is None:
-            self._check_new(owner, force)
-        elif not force:
-            self._check_same(there, given, free)
-        with self._writing():
-            if force and there is not None:
+
+        def check() -> dict[str, Any] | None:
+            there = self._open(address, kind)
+            if there is None:
+                self._check_new(owner, force)
+            elif not force:
+                self._check_same(there, given, free)
+            return there
+
+        there = check()
+        with contextlib.ExitStack() as held:
+            if alone and self._folder is not None:
+                with writing(self.address):
+                    path = _in_folder(self._folder / UNFINISHED / LOCK)
+                    held.enter_context(locks.alone(path))
+                there = check()  # another may have ended just before
+            self._begin(kind, given, force and there is not None)
+            self._held = held.pop_all()
+
+    def _begin(self, kind: str, given: Mapping[str, Any], give_up: bool) -> None:
+        with writing(self.address):
+            if give_up:
                 self._give_up()
             # Written even if it says the same: an address that refuses it fails here, not hours
             # later.
-            self._put(MARKER, json_bytes({"format": FORMAT, "kind": kind, "about": given}))
-        self._tidy()
+            marker = json_bytes(sealed({"format": FORMAT, "kind": kind, "about": given}))
+            for name in (MARKER, COPY):
+                self._put(name, marker)
+        self.tidy()
+
+    _held: contextlib.ExitStack | None = None
+
+    def close(self) -> None:
+        """Let others write to a folder that was opened with ``alone=True``."""
+        if self._held is not None:
+            self._held.close()
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @classmethod
     def existing(cls, address: str | Path, kind: str) -> Records:
@@ -200,24 +367,21 @@ class Records:
         return self
 
     def read(self, name: str, key: str | None = None) -> dict[str, bytes] | None:
-        """The files of a complete record; None if it is missing or has another key than `key`."""
-        files: dict[str, bytes] = {}
-        for file, expected in self._hashes(name, key).items():
-            content = self._get(posixpath.join(name, file))
-            if content is None or digest(content) != expected:
-                return None
-            files[file] = content
-        return files or None
+        """The files of a complete record; None if it is missing or has another key than `key`.
+
+        A damaged one is named in a warning and counts as missing.
+        """
+        return self._read(name, key, say=True)
 
     def find(self, name: str, key: str | None = None) -> Path | None:
         """The folder of a complete record in a local folder; None as in `read`."""
-        return self.folder(name) if self._is_complete(name, key) else None
+        return self.folder(name) if self._is_complete(name, key, say=True) else None
 
     def folder(self, name: str = "") -> Path:
         """Where a record stands, or would stand, in a local folder."""
         if self._folder is None:
             raise HcLensError(f"expected a local folder, got {self.address}; name a path")
-        return self._folder / name
+        return self._folder / _checked(name)
 
     def write(self, name: str, files: Files | Fill, key: str = "") -> None:
         """Write a record; one that is complete and has this key stays as it is.
@@ -227,14 +391,14 @@ class Records:
         """
         if name and self._is_complete(name, key):
             return
-        with self._writing():
-            folder = Path(tempfile.mkdtemp()) if self._folder is None else self._beside()
+        with writing(self.address):
+            folder = _scratch() if self._folder is None else self._beside()
             folder.mkdir(exist_ok=True)
         try:
             if callable(files):
-                with self._writing(by_caller=True):
+                with writing(self.address, by_caller=True):
                     files(folder)
-            with self._writing():
+            with writing(self.address):
                 for file, content in {} if callable(files) else files.items():
                     _write_flushed(_in_folder(folder / file), content)
                 self._publish(folder, name, key)
@@ -246,24 +410,45 @@ class Records:
         try:
             # A listing kept from before would hide what other processes wrote.
             self._files.invalidate_cache()
-            found = self._files.ls(self._path(under), detail=False)
+            with self._reading():
+                found = self._files.ls(self._path(under), detail=False)
         except _MISSING:
             return []
         names = {item.rstrip("/").rpartition("/")[2] for item in found}
-        return sorted(names - {MARKER, DONE, UNFINISHED})
+        own = {MARKER, COPY, DONE, UNFINISHED}
+        return sorted(name for name in names - own if not _LEFTOVER.fullmatch(name))
 
     def remove(self, name: str) -> None:
         """Remove a record."""
         if self._folder is not None:
-            _remove(self._folder / name)
+            _remove(self.folder(_checked(name, some=True)))
         else:
-            with contextlib.suppress(FileNotFoundError):
-                self._files.rm(self._path(name), recursive=True)
+            with writing(self.address), contextlib.suppress(FileNotFoundError):
+                self._files.rm(self._path(_checked(name, some=True)), recursive=True)
 
     def write_file(self, name: str, content: bytes | str) -> None:
         """Write a file beside the records, replacing an earlier one at once."""
-        with self._writing():
+        with writing(self.address):
             self._put(name, content.encode() if isinstance(content, str) else content)
+
+    def set_aside(self, name: str) -> str:
+        """Give a file beside the records another name, and tell it."""
+        path = self.folder(name)
+        numbered = (f"{path.stem}.other-{number}{path.suffix}" for number in itertools.count(1))
+        free = next(other for other in numbered if not self.folder(other).exists())
+        with writing(self.address):
+            os.rename(path, self.folder(free))
+        return free
+
+    def tidy(self) -> None:
+        """Remove what processes of this machine that have died left half-written."""
+        if self._folder is not None:
+            _clean((self._folder / UNFINISHED).glob("*"))
+            _clean(self._folder.glob(".*~*"))
+            for item in self._folder.glob(f".{MARKER}.*"):  # so older versions named them
+                pid = item.name.rpartition(".")[2]
+                if pid.isdigit() and not locks.alive(int(pid)):
+                    _remove(item)
 
     def _publish(self, folder: Path, name: str, key: str) -> None:
         """Finish a record and give it its name, unless another process was faster."""
@@ -272,58 +457,103 @@ class Records:
             with open(folder / file, "rb+") as opened:
                 os.fsync(opened.fileno())
                 hashes[file] = _hash(opened)
-        _write_flushed(folder / DONE, json_bytes({"key": key, "files": hashes}))
-        if name and self._is_complete(name, key):
-            return
+        _write_flushed(folder / DONE, json_bytes(sealed({"key": key, "files": hashes}, name)))
         try:
-            self._give_name(folder, name)
+            if name and self._folder is not None:
+                with locks.in_turn(self._folder):
+                    if not self._is_complete(name, key):
+                        self._rename(folder, self.folder(name))
+            elif not name or not self._is_complete(name, key):
+                self._copy(folder, name, hashes)
         except OSError:
             if not name or not self._is_complete(name, key):
                 raise
 
-    def _give_name(self, folder: Path, name: str) -> None:
-        """Rename a folder; where that cannot be done, write its files again, ``done.json`` last."""
-        if not name or self._folder is None:
-            for file in _names_below(folder):
-                self._put(posixpath.join(name, file), (folder / file).read_bytes())
-            return
-        _flush_folder(folder)
-        target = _in_folder(self._folder / name)
-        if target.exists():  # damaged, or of another key
+    def _rename(self, folder: Path, target: Path) -> None:
+        """Give a folder a record's name; what has it is damaged, or of another key."""
+        for inner in (*(item for item in folder.rglob("*") if item.is_dir()), folder):
+            _flush_folder(inner)
+        if _in_folder(target).exists():
             replaced = self._beside()
             os.replace(target, replaced)
             _remove(replaced)
         os.rename(folder, target)
         _flush_folder(target.parent)
 
-    @contextlib.contextmanager
-    def _writing(self, by_caller: bool = False) -> Iterator[None]:
-        """Turn a failure of the disk into a RecordsError; in the caller's own code, a full disk."""
-        try:
-            yield
-        except Exception as error:  # each filesystem fails in its own way
-            if isinstance(error, RecordsError) or (by_caller and not is_full(error)):
-                raise
-            raise failed(self.address, error) from error
+    def _copy(self, folder: Path, name: str, hashes: Mapping[str, str]) -> None:
+        """Write a folder's files again where they belong, ``done.json`` last.
 
-    def _hashes(self, name: str, key: str | None) -> dict[str, str]:
-        """The hashes of a record's files; none if it is missing or has another key."""
+        At an address, what the record held before stays below its hashes until the record is
+        removed: another who writes at the same time may just have finished with it.
+        """
+        for _ in range(1 + AGAIN):
+            for file in _names_below(folder):
+                place = self._place(name, file, hashes.get(file, ""))
+                self._put(place, (folder / file).read_bytes())
+            # At an address two may write at once; whose record it is then does not matter.
+            if self._folder is not None or self._is_complete(name, None):
+                break
+        else:
+            raise OSError(f"{name} as it was read back is not what was written")
+
+    def _place(self, name: str, file: str, content: str) -> str:
+        """Where a record's file with the hash `content` stands; ``done.json`` has a fixed place."""
+        own = bool(name) and self._folder is None and file != DONE
+        return posixpath.join(name, content if own else "", file)
+
+    def _read(
+        self, name: str, key: str | None, say: bool, again: int = AGAIN
+    ) -> dict[str, bytes] | None:
+        files: dict[str, bytes] = {}
+        for file, expected in self._hashes(name, key, say).items():
+            content = self._get(self._place(name, file, expected))
+            if content is None or digest(content) != expected:
+                if again and self._folder is None:  # another process may just have replaced it
+                    return self._read(name, key, say, again - 1)
+                if say:
+                    self._say_damaged(self._place(name, file, expected))
+                return None
+            files[file] = content
+        return files or None
+
+    def _hashes(self, name: str, key: str | None, say: bool = False) -> dict[str, str]:
+        """The hashes of a record's files; none if it is missing, damaged or has another key."""
+        content = self._get(posixpath.join(name, DONE))
+        if content is None and not (name and self._folder and (self._folder / name).is_dir()):
+            return {}
         try:
-            done = json.loads(self._get(posixpath.join(name, DONE)) or b"")
-            return dict(done["files"]) if key in (None, done["key"]) else {}
+            done = unsealed(content or b"", name)
+            hashes = _hashes_in(done)
+            return hashes if key in (None, done["key"]) else {}
         except (ValueError, TypeError, KeyError):
+            if say:
+                self._say_damaged(posixpath.join(name, DONE))
             return {}
 
-    def _is_complete(self, name: str, key: str | None) -> bool:
-        hashes = self._hashes(name, key)
-        try:
-            for file, expected in hashes.items():
+    def _is_complete(self, name: str, key: str | None, say: bool = False) -> bool:
+        if self._folder is None:
+            return self._read(name, key, say) is not None
+        hashes = self._hashes(name, key, say)
+        for file, expected in hashes.items():
+            try:
                 with self._files.open(self._path(posixpath.join(name, file)), "rb") as opened:
-                    if _hash(opened) != expected:
-                        return False
-        except _MISSING:
-            return False
+                    found = _hash(opened)
+            except OSError as error:
+                if not _is_missing(error):
+                    raise
+                found = ""
+            if found != expected:
+                if say:
+                    self._say_damaged(posixpath.join(name, file))
+                return False
         return bool(hashes)
+
+    def _say_damaged(self, place: str) -> None:
+        warn(
+            f"{posixpath.join(self.address, place)} is damaged or gone: what was kept there "
+            "is not used, and is computed again where it is needed",
+            DamagedWarning,
+        )
 
     def _open(self, address: str | Path, kind: str) -> dict[str, Any] | None:
         """What the work is about; None in a new folder, and another format or kind is refused."""
@@ -342,12 +572,9 @@ class Records:
                 raise HcLensError(f"expected a folder, got the file {rest}; name another")
         else:
             self._files, self._root = _filesystem(self.address)
-        content = self._get(MARKER)
-        if content is None:
+        there = self._marker(kind)
+        if there is None:
             return None
-        there: dict[str, Any] = {}
-        with contextlib.suppress(ValueError, TypeError):
-            there = dict(json.loads(content))
         if there.get("format") != FORMAT:
             raise HcLensError(
                 f"expected finished work in the format {FORMAT!r}, got {there.get('format')!r} in "
@@ -360,6 +587,25 @@ class Records:
                 f"of {there.get('kind')!r}; nothing was touched, name another folder"
             )
         return there.get("about") or {}
+
+    def _marker(self, kind: str) -> dict[str, Any] | None:
+        """What the folder says of itself; None if it is new, nothing if it cannot be read.
+
+        One of the two files that says something of another kind came from elsewhere.
+        """
+        found = {name: self._get(name) for name in (MARKER, COPY)}
+        whole: dict[str, dict[str, Any]] = {}
+        for name, content in found.items():
+            with contextlib.suppress(ValueError, TypeError):
+                there = unsealed(content or b"")
+                if isinstance(there.get("about", {}), dict):
+                    whole[name] = there
+        for name, there in sorted(whole.items(), key=lambda item: item[1].get("kind") != kind):
+            if name == COPY:
+                text = f"{posixpath.join(self.address, MARKER)} is damaged or gone: its copy"
+                warn(f"{text} {COPY} is used", DamagedWarning)
+            return there
+        return {} if any(content is not None for content in found.values()) else None
 
     def _check_same(
         self, there: Mapping[str, Any], given: Mapping[str, Any], free: Sequence[str]
@@ -405,23 +651,40 @@ class Records:
 
     def _path(self, name: str) -> str:
         """The address of a file or folder, as its filesystem writes it."""
-        return f"{self._root}/{name}".rstrip("/")
+        return f"{self._root}/{_checked(name)}".rstrip("/")
 
     def _get(self, name: str) -> bytes | None:
         """The content of a file, or None."""
         try:
-            return self._files.cat_file(self._path(name))
-        except _MISSING:
+            with self._reading():
+                return self._files.cat_file(self._path(name))
+        except OSError as error:
+            if not _is_missing(error):
+                raise
             return None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn the failure of an address into a RecordsError; what is missing stays missing."""
+        try:
+            yield
+        except _MISSING:
+            raise
+        except Exception as error:
+            if self._folder is not None:
+                raise
+            cure = "see to its bucket, keys and network"
+            raise failed(self.address, error, "read", cure) from error
 
     def _put(self, name: str, content: bytes) -> None:
         """Write a file, replacing an earlier one."""
         if self._folder is None:
             target = self._path(name)
-            self._files.makedirs(posixpath.dirname(target), exist_ok=True)
+            if target.startswith("/"):  # else it starts with a bucket, which is not ours to make
+                self._files.makedirs(posixpath.dirname(target), exist_ok=True)
             self._files.pipe_file(target, content)
         else:
-            target = _in_folder(self._folder / name)
+            target = _in_folder(self.folder(name))
             write_file(target, content, self._beside())
             _flush_folder(target.parent)
 
@@ -429,19 +692,27 @@ class Records:
         """A name in a local folder that no other process uses, and that tells of this one."""
         folder = self.folder(UNFINISHED)
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{socket.gethostname()}@{os.getpid()}-{uuid.uuid4().hex}"
-
-    def _tidy(self) -> None:
-        """Remove what processes of this machine that have died left half-written."""
-        folder = self._folder and self._folder / UNFINISHED
-        for item in folder.iterdir() if folder else ():
-            host, _, rest = item.name.rpartition("@")
-            pid = rest.partition("-")[0]
-            if host == socket.gethostname() and pid.isdigit() and not _alive(int(pid)):
-                _remove(item)
+        return folder / _mark()
 
 
+_LEFTOVER = re.compile(r"\..+(~.+@|\.)\d+(-[0-9a-f]{32})?")
+"""The name of a half-written file that stands beside the finished ones, also of older versions."""
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
+
+
+def _is_missing(error: OSError) -> bool:
+    """Whether there is no such file, or nothing that could be one."""
+    return isinstance(error, _MISSING) or error.errno in (errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def _hashes_in(done: Mapping[str, Any]) -> dict[str, str]:
+    """The hashes that a ``done.json`` holds; a ValueError or a TypeError if they are none."""
+    hashes = dict(done["files"])
+    for name, content in hashes.items():
+        if not isinstance(content, str) or not _is_below(name) or not name.isprintable():
+            raise ValueError(f"the file {name!r} of a record, with the hash {content!r}")
+    return hashes
 
 
 def _filesystem(address: str) -> tuple[Any, str]:
@@ -467,6 +738,21 @@ def _flat(about: Mapping[str, Any], start: str = "") -> dict[str, Any]:
     return flat
 
 
+def _checked(name: str, some: bool = False) -> str:
+    """A name as it is given, unless it leads elsewhere; an empty one is the folder itself."""
+    if (name or some) and not _is_below(name):
+        raise HcLensError(
+            f"expected the name of a record below its folder, got {name!r}; make one with "
+            "hc_lens.records.safe_name"
+        )
+    return name
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name is that of something below a folder."""
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
 def _names_below(folder: Path) -> list[str]:
     """Paths of all files below a folder, in order, ``done.json`` last."""
     files = (item.relative_to(folder).as_posix() for item in folder.rglob("*") if item.is_file())
@@ -484,8 +770,11 @@ def _hash(file: io.IOBase) -> str:
 
 
 def _in_folder(path: Path) -> Path:
-    """A path whose folder has been made."""
+    """A path whose folder has been made, and has reached the disk."""
+    new = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        _flush_folder(folder.parent)
     return path
 
 
@@ -514,17 +803,31 @@ def _remove(item: Path) -> None:
             item.unlink()
 
 
-def _alive(pid: int) -> bool:
-    if os.name == "nt":  # there the call below would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it belongs to somebody else
-        pass
-    with contextlib.suppress(OSError):
-        # A process that has ended can be called until its parent has looked at it.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "ZX"
-    return True
+def _mark() -> str:
+    """A name that no other process uses, and that tells of this one."""
+    return f"{socket.gethostname()}@{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def _clean(items: Iterable[Path]) -> None:
+    """Remove those items that processes of this machine which have died left half-written."""
+    for item in items:
+        host, _, rest = item.name.rpartition("~")[2].rpartition("@")
+        pid = rest.partition("-")[0]
+        if host == socket.gethostname() and pid.isdigit() and not locks.alive(int(pid)):
+            _remove(item)
+
+
+def _scratch() -> Path:
+    """A new folder among the temporary ones of the system."""
+    where = Path(tempfile.gettempdir())
+    _clean_scratch(where)
+    folder = where / f"{SCRATCH}~{_mark()}"
+    with writing(where):
+        folder.mkdir(mode=0o700)
+    return folder
+
+
+@functools.cache
+def _clean_scratch(where: Path) -> None:
+    """Remove the temporary folders of processes that have died, once."""
+    _clean(where.glob(f"{SCRATCH}~*"))

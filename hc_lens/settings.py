@@ -5,7 +5,9 @@
 2. `make` reads them back: every name must be a field, and every value of the kind that the field's
    annotation names. Anything else is an HcLensError that names the setting and, for an unknown
    name, the nearest one. `check` makes the same demands of settings that are written in Python.
-3. `read_settings` reads a ``.toml``, ``.yaml`` or ``.yml`` file; `write_toml` makes TOML.
+3. `read_settings` reads a ``.toml``, ``.yaml`` or ``.yml`` file; `write_toml` makes TOML. A file
+   may come from anybody: its size and its depth are bounded, and YAML's aliases, by which a small
+   file becomes a large value, are refused.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import itertools
 import json
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hc_lens.errors import HcLensError
 
 T = TypeVar("T")
+MOST_BYTES = 200_000
+"""Largest file of settings that is read."""
+MOST_DEPTH = 20
+"""Most tables and lists inside each other in a file of settings."""
 
 
 def plain(settings: Any) -> dict[str, Any]:
@@ -130,6 +137,11 @@ def _read(value: Any, hint: Any, name: str, where: str) -> Any:
         kinds, what = _PLAIN[hint]
         if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
             raise _refuse(what, value, name, where)
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise HcLensError(
+                f"expected a number of at most 64 bits for {name} in {where}, got one of "
+                f"{value.bit_length()} bits; correct it"
+            )
         return hint(value)
     if dataclasses.is_dataclass(hint) and not isinstance(value, hint):  # type: ignore[arg-type]
         return make(hint, value, f"{name} of {where}")  # type: ignore[arg-type]
@@ -181,15 +193,56 @@ def read_settings(path: Path) -> dict[str, Any]:
             f"expected a .toml, .yaml or .yml file of settings, got {path}; rename it"
         )
     module, function = _PARSERS[path.suffix]
-    parse = getattr(importlib.import_module(module), function)
+    parser = importlib.import_module(module)
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
+        text = content.decode("utf-8")
+        # Before it is parsed: parsers call themselves for what is inside.
+        _check_depth(_nesting_of_yaml(text) if module == "yaml" else _nesting_of_toml(text))
+        values = getattr(parser, function)(text)
+        _check_depth(_levels([values]))
     except Exception as error:  # each parser has errors of its own
         raise HcLensError(
             f"expected a readable file of settings, got {path}: {error}; write lines such as "
             "limit = 1000"
         ) from error
     return dict(check_table(values, path.name))
+
+
+def _check_depth(changes: Iterable[int]) -> None:
+    """Refuse what opens more tables and lists inside each other than settings have."""
+    # Brackets in a comment may close more than was opened.
+    depths = itertools.accumulate(changes, lambda depth, change: max(depth + change, 0))
+    if any(depth > MOST_DEPTH for depth in depths):
+        raise ValueError(f"more than {MOST_DEPTH} tables or lists inside each other")
+
+
+def _nesting_of_toml(text: str) -> Iterator[int]:
+    """What each bracket of TOML opens (1) or closes (-1); those in texts count too."""
+    return (1 if mark in "[{" else -1 for mark in text if mark in "[]{}")
+
+
+def _nesting_of_yaml(text: str) -> Iterator[int]:
+    """What each part of YAML opens (1) or closes (-1); an alias is a ValueError."""
+    import yaml
+
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"the alias *{event.anchor}; write the value itself")
+        yield isinstance(event, yaml.CollectionStartEvent)
+        yield -isinstance(event, yaml.CollectionEndEvent)
+
+
+def _levels(values: Any) -> Iterator[int]:
+    """1 for each level of tables and lists, also of those that dotted keys of TOML make."""
+    level = [values]
+    while level:
+        yield 1
+        inside = (each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [each for some in inside for each in some if isinstance(each, (Mapping, list))]
 
 
 def write_toml(values: Mapping[str, Any]) -> str:

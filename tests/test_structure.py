@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -143,3 +146,42 @@ def test_an_idea_with_one_home_is_used_there_alone(name):
         )
     ]
     assert [path for path in used if path != ONE_HOME[name]] == []
+
+
+def test_nothing_that_reads_a_checkpoint_or_a_data_set_runs_its_code():
+    readers = ("from_pretrained", "from_config", "load_dataset")
+    calls = [
+        (f"{path}:{node.lineno}", node)
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in readers
+    ]
+    assert len(calls) > 4
+    trusting = [
+        where
+        for where, node in calls
+        if "trust_remote_code=False" not in map(ast.unparse, node.keywords)
+    ]
+    assert trusting == []
+
+
+def test_what_is_imported_is_declared():
+    tomllib = pytest.importorskip("tomllib", reason="the standard library has it from 3.11 on")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = {
+        re.match(r"[\w.-]+", each)[0].lower().replace("_", "-")
+        for each in (*project["dependencies"], *extras["ray"])
+    }
+    modules = {name.split(".")[0] for tree in sources().values() for name in imports(tree)}
+    modules -= {*sys.stdlib_module_names, *PACKAGES}
+    owners = packages_distributions()
+    missing = {
+        module
+        for module in modules
+        if declared.isdisjoint(
+            name.lower().replace("_", "-") for name in owners.get(module, [module])
+        )
+    }
+    assert len(modules) > 15
+    assert missing == set()

@@ -28,11 +28,12 @@ from hc_lens.analyses.composition.config import Norms
 from hc_lens.analyses.composition.passes import Direct, JointPass, Pass, check_supported
 from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Mlp, PerHead, Resid, repeated
+from hc_lens.data.batches import cut
 from hc_lens.errors import check_choice
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.models.views import ClassifierView
 from hc_lens.protocols import BatchesLike, BatchLike, Model
-from hc_lens.scans.engine import STACK_TOKENS, cut
+from hc_lens.scans.engine import STACK_TOKENS
 from hc_lens.scans.layers import Stream
 from hc_lens.units import UnitSpace
 

@@ -36,11 +36,11 @@ from torch import Tensor
 from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
-from hc_lens.masks.hooks import mlp_name, z_name
+from hc_lens.masks.hooks import has_user_hooks, mlp_name, z_name
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.views import ClassifierView
 from hc_lens.protocols import Model
-from hc_lens.scans.layers import Stream, can_fuse, has_user_hooks
+from hc_lens.scans.layers import Stream, can_fuse
 from hc_lens.units import Unit
 
 How = Literal["frozen", "recomputed", "tangent"]

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.metrics import KL, over_cases
 from hc_lens.protocols import BatchesLike, Model
-from hc_lens.records import json_bytes, read_table, table_bytes, write_file
+from hc_lens.records import json_bytes, read_table, sealed, table_bytes, unsealed, write_file
 from hc_lens.scans.scan import scan
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units
 
@@ -89,10 +88,11 @@ class Trace:
         """Write the tables as CSV files and the rest as JSON into a folder."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        for name in _TABLES:
-            write_file(path / f"{name}.csv", table_bytes(getattr(self, name)))
+        tables = {name: table_bytes(getattr(self, name)) for name in _TABLES}
+        for name, content in tables.items():
+            write_file(path / f"{name}.csv", content)
         about = {"format": FORMAT, "core": list(self.core), "norms": self.norms}
-        write_file(path / "trace.json", json_bytes(about))
+        write_file(path / "trace.json", json_bytes(sealed(about, *tables.values())))
         return path
 
     @classmethod
@@ -100,11 +100,12 @@ class Trace:
         """Read what `save` wrote."""
         path = Path(folder)
         try:
-            about = json.loads((path / "trace.json").read_text())
+            contents = [(path / f"{name}.csv").read_bytes() for name in _TABLES]
+            about = unsealed((path / "trace.json").read_bytes(), *contents)
             if about.get("format") != FORMAT:
                 raise ValueError(f"format {about.get('format')!r}")
-            tables = {name: read_table(path / f"{name}.csv") for name in _TABLES}
-        except (OSError, ValueError, AttributeError) as error:
+            tables = dict(zip(_TABLES, map(read_table, contents), strict=True))
+        except (OSError, ValueError, TypeError) as error:
             raise HcLensError(
                 f"expected a folder that Trace.save wrote ({FORMAT}), got {path}: {error}; trace "
                 "again, or check the path"

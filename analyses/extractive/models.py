@@ -29,9 +29,9 @@ from transformer_lens import HookedTransformer
 from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
 from hc_lens.errors import HcLensError
+from hc_lens.masks.hooks import has_user_hooks
 from hc_lens.models.loading import load
 from hc_lens.protocols import LanguageModel
-from hc_lens.scans.layers import has_user_hooks
 
 Checkpoint = LanguageModel | str | Path
 """A HookedTransformer, or the folder or Hub id to load it from."""

@@ -14,7 +14,7 @@ from hc_lens.analyses.study.config import demo as demo_config
 from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
 from hc_lens.cli.sweep import Evaluation, named_models
-from hc_lens.cli.work import SETTINGS, Work
+from hc_lens.cli.work import SETTINGS, Work, last_name
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
@@ -116,7 +116,7 @@ class Study:
             )
         return StudyConfig(
             model=model,
-            title=f"The heuristic core of {Path(model).name}",
+            title=f"The heuristic core of {last_name(model)}",
             train=inside,
             evaluation=evaluation,
             adversarial=self.adversarial or PAPER_CASES.get(self.ood.ood, ()),

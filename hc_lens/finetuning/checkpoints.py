@@ -9,6 +9,8 @@
    ``history.csv`` beside the weights.
 4. The optimizer's state, from which training continues, is a record of its own. It is written
    before its checkpoint; then the states of older checkpoints are removed.
+5. A run continues only from what is as it was written: where a checkpoint is damaged, training
+   begins before it, and checkpoints that are whole stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import copy
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -31,8 +32,8 @@ from transformers import (
 )
 
 from hc_lens.data.labels import is_placeholder
-from hc_lens.errors import HcLensError, first_line
-from hc_lens.models.loading import read_config, read_tokenizer, with_pad
+from hc_lens.errors import HcLensError
+from hc_lens.models.loading import read_config, read_tokenizer, read_weights, with_pad
 from hc_lens.models.quiet import quiet
 from hc_lens.records import Records, table_bytes
 
@@ -75,25 +76,16 @@ def trainable(
 
 
 def _read(source: str | Path, labels: Sequence[str]) -> PreTrainedModel:
-    folder = Path(source).expanduser()
-    name = str(folder if folder.is_dir() else source)
     config = read_config(source)
-    try:
-        classifier = (config.architectures or [""])[0].endswith(_CLASSIFIER)
-        if not classifier:
-            _name_labels(config, labels)
-        model, report = cast(Any, AutoModelForSequenceClassification).from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True
-        )
-    except (OSError, ValueError) as error:
+    classifier = (config.architectures or [""])[0].endswith(_CLASSIFIER)
+    if not classifier:
+        _name_labels(config, labels)
+    auto = AutoModelForSequenceClassification
+    model, missing = read_weights(auto, source, config, torch.float32)
+    if classifier and missing:
         raise HcLensError(
-            f"expected a checkpoint directory or a reachable Hub id, got {name!r}: "
-            f"{first_line(error)}; without a network, pass the path of a downloaded checkpoint"
-        ) from error
-    if classifier and report["missing_keys"]:
-        raise HcLensError(
-            f"expected every weight of {type(model).__name__} in {name}, missing "
-            f"{sorted(report['missing_keys'])[:3]}; save the checkpoint again"
+            f"expected every weight of {type(model).__name__} in {source}, missing {missing[:3]}; "
+            "save the checkpoint again"
         )
     return model
 
@@ -103,7 +95,9 @@ def _fresh(config: PretrainedConfig, labels: Sequence[str]) -> PreTrainedModel:
     if _unnamed(config):
         _name_labels(config, labels)
     try:
-        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        return AutoModelForSequenceClassification.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     except ValueError as error:
         raise HcLensError(
             f"expected the configuration of a model family with a sequence classifier, got "
@@ -142,9 +136,19 @@ def steps(run: Path | Records) -> tuple[int, ...]:
     return tuple(sorted(int(name[1]) for name in names if name))
 
 
-def newest(records: Records) -> int | None:
-    """The last step that has a complete checkpoint, from which a run continues."""
-    return next((step for step in reversed(steps(records)) if records.find(name_of(step))), None)
+def last_usable(records: Records, end: int) -> int | None:
+    """The last step from which a run can continue, or None to begin again.
+
+    No checkpoint up to it is damaged, and it has the optimizer's state, which the step 0 and the
+    end of the run do without.
+    """
+    usable = None
+    for step in steps(records):
+        if records.find(name_of(step)) is None:
+            break
+        if step in (0, end) or records.find(f"{STATES}/{name_of(step)}"):
+            usable = step
+    return usable
 
 
 def write(
@@ -171,9 +175,15 @@ def write(
     own = f"{STATES}/{name_of(step)}"
     records.write(own, lambda folder: save_file(state, folder / OPTIMIZER))
     records.write(name_of(step), save)
-    for older in records.names(STATES):
-        if older != name_of(step):
-            records.remove(f"{STATES}/{older}")
+    remove_older_states(records, step)
+
+
+def remove_older_states(records: Records, step: int) -> None:
+    """Remove the optimizer's states of the steps before one."""
+    own = name_of(step)
+    for name in records.names(STATES):
+        if (len(name), name) < (len(own), own):
+            records.remove(f"{STATES}/{name}")
 
 
 def restore_optimizer(

@@ -58,14 +58,20 @@ class FinetuneResult:
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps that have a checkpoint, in order."""
-        return checkpoints.steps(self.folder)
+        return tuple(dict.fromkeys(self.history["step"].tolist()))
 
     def checkpoint(self, step: int | None = None) -> Path:
         """Folder of a checkpoint, by default the last."""
         known = self.steps
         chosen = known[-1] if step is None else step
         check_choice("a step with a checkpoint", chosen, known)
-        return self.folder / checkpoints.name_of(chosen)
+        found = Records.existing(self.folder, checkpoints.KIND).find(checkpoints.name_of(chosen))
+        if found is None:
+            raise HcLensError(
+                f"expected the checkpoint of step {chosen} in {self.folder} as it was written, got "
+                "a damaged one; fine-tune again in this folder, which repeats what is needed"
+            )
+        return found
 
     def load(self, step: int | None = None, **settings: Any) -> HookedModel:
         """A checkpoint as ``hc.load`` gives it, by default the last."""
@@ -118,16 +124,17 @@ def finetune(
         "data": train.fingerprint,
         "evaluation": {name: batches.fingerprint for name, batches in scored.items()},
     }
-    records = Records(Path(folder), checkpoints.KIND, about, owner=True)
-    start = checkpoints.newest(records)
-    if start is not None:
-        at = records.folder(checkpoints.name_of(start))
-        hf_model, tokenizer = checkpoints.trainable(at, task.labels, tokenizer)
-    cast(nn.Module, hf_model).to(hooked.cfg.device)
-    del hooked  # a second copy of the weights
-    trainer = _Trainer(records, config, hf_model, tokenizer, train, scored)
-    with torch.random.fork_rng():
-        history = trainer.run(start, progress)
+    with Records(Path(folder), checkpoints.KIND, about, owner=True, alone=True) as records:
+        start = checkpoints.last_usable(records, config.steps)
+        if start is not None:
+            checkpoints.remove_older_states(records, start)  # a kill may have left an older one
+            at = records.folder(checkpoints.name_of(start))
+            hf_model, tokenizer = checkpoints.trainable(at, task.labels, tokenizer)
+        cast(nn.Module, hf_model).to(hooked.cfg.device)
+        del hooked  # a second copy of the weights
+        trainer = _Trainer(records, config, hf_model, tokenizer, train, scored)
+        with torch.random.fork_rng():
+            history = trainer.run(start, progress)
     return FinetuneResult(Path(folder), history)
 
 
@@ -160,7 +167,7 @@ class _Trainer:
         else:
             at = self.records.folder(checkpoints.name_of(start))
             self.history = read_table(at / checkpoints.HISTORY)
-            if start < self.config.steps:
+            if 0 < start < self.config.steps:
                 checkpoints.restore_optimizer(self.records, start, self.model, self.optimizer)
         losses: list[float] = []
         with tqdm(total=self.config.steps, initial=start, disable=not progress) as bar:

@@ -9,14 +9,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
+from hc_lens.errors import HcLensWarning, warn
 from hc_lens.masks.hooks import Handle
 from hc_lens.protocols import Model
 
 
-class MaskedModelWarning(UserWarning):
+class MaskedModelWarning(HcLensWarning):
     """A function that runs the full model was given a model with masks of ours on it."""
 
 
@@ -41,18 +39,9 @@ def warn_if_masked(model: Model) -> None:
     """Warn, at the user's line, if masks of hc_lens are on the model."""
     found = attached(model)
     if found:
-        warnings.warn(
+        warn(
             f"expected a model without masks, got one with {len(found)} on: "
             f"{'; '.join(handle.about for handle in found)}. They stay on, so every number, also "
             "of the full model, is of the masked model; take them off with hc.detach_all(model)",
             MaskedModelWarning,
-            stacklevel=_users_level(),
         )
-
-
-def _users_level() -> int:
-    """The first caller outside hc_lens, as a `stacklevel` of the calling function."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("hc_lens"):
-        frame, level = frame.f_back, level + 1
-    return level

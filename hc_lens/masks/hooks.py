@@ -3,7 +3,8 @@
 1. hc_lens reads and writes two hook points of a block: ``blocks.{l}.attn.hook_z`` [batch, pos,
    head, d_head] and ``blocks.{l}.hook_mlp_out`` [batch, pos, d_model].
 2. A `Handle` remembers exactly the hooks it put on and takes exactly those off again. Hooks of the
-   user stay, whatever happens in between; a user's own ``reset_hooks`` does no harm.
+   user stay, whatever happens in between. A user's own ``reset_hooks`` takes ours off too: a mask
+   that lost hooks inside its ``with`` block says so at the end of the block.
 3. A handle with something to say of itself is a mask that a user put on. Its hooks point back to
    it, so that `hc_lens.masks.attached` finds it on the model and nowhere else.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hc_lens.errors import HcLensError
+from hc_lens.errors import HcLensError, HcLensWarning, warn
 from hc_lens.protocols import Model
 from hc_lens.units import Unit, UnitSpace
 
@@ -41,6 +42,14 @@ def hook_points(space: UnitSpace) -> dict[str, slice | int]:
     return {**heads, **{mlp_name(layer): space.index(Unit(layer)) for layer in space.mlps}}
 
 
+def has_user_hooks(model: Model) -> bool:
+    """Whether anything hooks into the forward pass of the model or replaces a part of it."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in model.modules()
+    )
+
+
 def hooked_units(model: Model) -> UnitSpace:
     """The units of the model; an HcLensError unless it has all their hook points."""
     space, known = UnitSpace.of(model), getattr(model, "hook_dict", {})
@@ -52,6 +61,10 @@ def hooked_units(model: Model) -> UnitSpace:
             "or TransformerBridge"
         )
     return space
+
+
+class LostMaskWarning(HcLensWarning):
+    """A mask was taken off inside its own ``with`` block, so what ran after that ran without it."""
 
 
 class Handle:
@@ -94,7 +107,16 @@ class Handle:
         return self
 
     def __exit__(self, *_: object) -> None:
+        lost = [point.name for point, hook in self._hooks if hook not in point.fwd_hooks]
         self.detach()
+        if lost and self.about:
+            warn(
+                f"expected the mask ({self.about}) to stay on until its with block ends, got its "
+                f"hooks at {lost[:3]} ({len(lost)} in all) taken off inside, likely by "
+                "reset_hooks(): what ran after that ran without them. Call reset_hooks() outside "
+                "the block, or hc.detach_all(model) to end every mask on purpose",
+                LostMaskWarning,
+            )
 
 
 def observe(
@@ -102,10 +124,11 @@ def observe(
     inputs: Mapping[str, Tensor],
     names: Iterable[str],
     see: Callable[[str, Tensor], None],
-) -> list[str]:
+) -> tuple[Any, list[str]]:
     """Run the model; `see` gets the name and the activation of each hook point that fires.
 
-    Gives the names of those that did not, also because the model has no such hook point.
+    Gives the logits, and the names of the hook points that did not fire, also because the model has
+    none of that name.
     """
     silent = dict.fromkeys(names)
 
@@ -116,17 +139,18 @@ def observe(
     known = getattr(model, "hook_dict", {})
     edits = {name: partial(read, name) for name in silent if name in known}
     with torch.no_grad(), Handle(model, edits):
-        model(**inputs)
-    return list(silent)
+        logits = model(**inputs)
+    return logits, list(silent)
 
 
 def read_units(
     model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
-) -> None:
-    """Run the model; `read` gets the name and the activation of each hook point of the units."""
-    silent = observe(model, inputs, hook_points(hooked_units(model)), read)
+) -> Tensor:
+    """The logits; `read` gets the name and the activation of each hook point of the units."""
+    logits, silent = observe(model, inputs, hook_points(hooked_units(model)), read)
     if silent:
         raise HcLensError(
             f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
             "blocks through TransformerLens hooks?"
         )
+    return logits

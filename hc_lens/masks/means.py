@@ -6,7 +6,8 @@
    (Bhaskar, Friedman and Chen 2024, appendix B). With ``by="position"`` one such vector for each
    position in the sentence, counted from the first token that is not a pad.
 
-Means belong to one checkpoint: they carry its fingerprint and refuse any other model.
+Means belong to one checkpoint: they carry its fingerprint and refuse any other model. Their file
+carries a seal (`hc_lens.records`), by which a change of it is noticed.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.attached import warn_if_masked
+from hc_lens.masks.finite import check_finite, check_weights
 from hc_lens.masks.hooks import hook_points, read_units
 from hc_lens.masks.replacements import Source, rank_in_row
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.models.inputs import mask_of
+from hc_lens.models.inputs import mask_of, pieces
 from hc_lens.protocols import BatchLike, Model, check_batch
-from hc_lens.records import digest, write_file
+from hc_lens.records import digest, sealed, unsealed, write_file
 from hc_lens.units import UnitSpace
 
-FORMAT = "hc_lens.means.1"
+FORMAT, OLDER = "hc_lens.means.2", "hc_lens.means.1"
+"""The format, and that of files without a seal, which are read too."""
 By = Literal["token", "position"]
 """One mean per unit over all tokens, or one for each position in the sentence."""
 
@@ -55,6 +58,8 @@ class Means(Source):
     """Tokens that were averaged; pads do not count."""
     at_position: Mapping[str, Tensor] | None = None
     """Mean at each position in the sentence, [pos, ...], if collected by position."""
+    rows: str = ""
+    """Fingerprint of the rows that were averaged, where they have one."""
     _positions: Int[Tensor, "batch pos"] | None = None
 
     def __post_init__(self) -> None:
@@ -124,9 +129,10 @@ class Means(Source):
         """Write one safetensors file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"model": self.model, "n_rows": self.n_rows, "n_tokens": self.n_tokens}
+        about = {"format": FORMAT, **{name: getattr(self, name) for name in _ABOUT}}
         tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
-        metadata = {"format": FORMAT, "about": json.dumps(about)}
+        # One entry: safetensors writes several in another order each time.
+        metadata = {"about": json.dumps(sealed(about, *_parts(tensors)))}
         write_file(path, save(tensors, metadata=metadata))
         return path
 
@@ -142,17 +148,22 @@ class Means(Source):
                 f"expected a readable safetensors file of means, got {path}: {error}; "
                 "save means with means.save(path)"
             ) from error
-        if metadata.get("format") != FORMAT:
-            raise HcLensError(
-                f"expected means in the format {FORMAT!r}, got {metadata.get('format')!r} in "
-                f"{path}; collect and save them again"
-            )
         kinds: dict[str, dict[str, Tensor]] = {"token": {}, "position": {}}
-        for name, value in tensors.items():
-            kind, _, point = name.partition("/")
-            kinds[kind][point] = value
-        about = json.loads(metadata["about"])
-        return cls(at_token=kinds["token"], at_position=kinds["position"] or None, **about)
+        try:
+            about = unsealed(metadata.get("about", "{}"), *_parts(tensors))
+            given = about.get("format", metadata.get("format"))
+            if given not in (FORMAT, OLDER):
+                raise ValueError(f"the format {given!r}")
+            for name, value in tensors.items():
+                kind, _, point = name.partition("/")
+                kinds[kind][point] = value
+            known = {name: about[name] for name in _ABOUT if name != "rows" or name in about}
+        except (ValueError, TypeError, KeyError) as error:
+            raise HcLensError(
+                f"expected means in the format {FORMAT!r}, as they were saved, got {error} in "
+                f"{path}; collect and save them again"
+            ) from error
+        return cls(at_token=kinds["token"], at_position=kinds["position"] or None, **known)
 
     def __repr__(self) -> str:
         heads = [len(mean) for mean in self.at_token.values() if mean.ndim == 2]
@@ -168,6 +179,19 @@ class Means(Source):
         return tensors | {f"position/{name}": value for name, value in positions.items()}
 
 
+_ABOUT = ("model", "n_rows", "n_tokens", "rows")
+"""Fields that a file holds beside the tensors."""
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> list[object]:
+    """The content of tensors as `digest` takes it."""
+    parts: list[object] = []
+    for name, value in sorted(tensors.items()):
+        raw = value.contiguous().view(torch.uint8).numpy().data
+        parts += [name, str(value.dtype), list(value.shape), raw]
+    return parts
+
+
 def collect_means(
     model: Model, batches: Iterable[BatchLike], *, by: By = "token", progress: bool = True
 ) -> Means:
@@ -179,17 +203,20 @@ def collect_means(
     """
     check_choice("by", by, get_args(By))
     warn_if_masked(model)
+    check_weights(model)
     sums: dict[str, Tensor] = {}
     counts = torch.zeros(0, dtype=torch.long)
     n_rows = 0
     for batch in tqdm(batches, desc="means", disable=not progress, leave=False):
         check_batch(batch, "inputs")
-        mask = mask_of(batch.inputs).bool()
-        positions = rank_in_row(mask.long())[mask] * (by == "position")
-        seen = torch.bincount(positions.cpu(), minlength=len(counts))
-        counts = seen + pad(counts, (0, len(seen) - len(counts)))
-        read_units(model, batch.inputs, partial(_add, sums, mask, positions, len(counts)))
-        n_rows += len(mask)
+        for inputs in pieces(model, batch.inputs):
+            mask = mask_of(inputs).bool()
+            positions = rank_in_row(mask.long())[mask] * (by == "position")
+            seen = torch.bincount(positions.cpu(), minlength=len(counts))
+            counts = seen + pad(counts, (0, len(seen) - len(counts)))
+            add = partial(_add, sums, mask, positions, len(counts))
+            check_finite(model, inputs, read_units(model, inputs, add))
+            n_rows += len(mask)
     if n_rows == 0:
         raise HcLensError("expected at least one batch to average, got none; check the split")
     dtype, n_tokens, at_position = model.cfg.dtype, int(counts.sum()), None
@@ -199,7 +226,8 @@ def collect_means(
             name: (total / counts.to(total.device).view(-1, *[1] * (total.ndim - 1))).to(dtype)
             for name, total in sums.items()
         }
-    return Means(at_token, fingerprint(model), n_rows, n_tokens, at_position)
+    rows = getattr(batches, "fingerprint", "")
+    return Means(at_token, fingerprint(model), n_rows, n_tokens, at_position, rows)
 
 
 def _add(

@@ -28,7 +28,16 @@ Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
 """What a classifier reads: token ids, a sentence or a pair, or several of either."""
 
 
-class _Classifier:
+class _Fingerprinted:
+    """A hooked model that names its own weights."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of weights, architecture and labels; the same in every process."""
+        return fingerprint(cast(Model, self))
+
+
+class _Classifier(_Fingerprinted):
     """What both kinds of hooked classifier carry besides their TransformerLens class."""
 
     cfg: HookedTransformerConfig
@@ -36,11 +45,6 @@ class _Classifier:
     """Label names by id, as the checkpoint spells them."""
     pad_token_id: int | None = None
     """The pad id of the checkpoint's configuration, if it names one."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of weights, architecture and labels; the same in every process."""
-        return fingerprint(cast(Model, self))
 
     def _returned(
         self, logits: Float[Tensor, "batch labels"], return_type: str | None
@@ -135,7 +139,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         tokens: Int[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, ...] | list[str] | None:
+    ) -> Float[Tensor, "..."] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs.
 
         `start_at_layer` takes a residual stream as `input`; `stop_at_layer` returns one.
@@ -157,3 +161,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         at = self.read_positions(tokens, attention_mask, everywhere)
         logits = everywhere[torch.arange(len(at), device=at.device), at]
         return self._returned(logits, return_type)
+
+
+class DecoderLanguageModel(_Fingerprinted, HookedTransformer):
+    """A HookedTransformer of `hc.load`, with a logit for every token of its vocabulary."""

@@ -2,7 +2,7 @@
 
 1. TransformerLens reads a configuration from a directory and knows causal language models only. It
    gets a copy of the checkpoint's configuration under the language model's architecture name, in a
-   folder whose own name cannot be mistaken for a model (TransformerLens guesses from paths).
+   temporary folder from whose path it cannot guess another one.
 2. A classifier goes through the same converter: its ``score`` matrix takes the place of the
    language-model head, with one column per label and no bias.
 3. Rotary tables are copied from the Hugging Face model, so that every kind of rope scaling and its
@@ -13,17 +13,16 @@ No folding and no centring: the weights stay the checkpoint's own.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformer_lens import HookedTransformer
 from transformer_lens import loading_from_pretrained as loading
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.classifiers import DecoderClassifier
+from hc_lens.models.classifiers import DecoderClassifier, DecoderLanguageModel
+from hc_lens.records import as_folder
 
 ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
@@ -37,21 +36,34 @@ ARCHITECTURES = {
 """Hugging Face model type -> the causal-LM architecture that TransformerLens converts."""
 
 
+class _Place(str):
+    """A path in which TransformerLens finds no name of a model: it guesses before it reads."""
+
+    def lower(self) -> str:
+        return ""
+
+    def __contains__(self, text: object) -> bool:
+        return False
+
+
 def _config(config: Any, device: str | None, dtype: torch.dtype) -> HookedTransformerConfig:
     described = json.loads(config.to_json_string(use_diff=False))
     described["architectures"] = [ARCHITECTURES[config.model_type]]
+    described.pop("auto_map", None)  # names Python code of the checkpoint's own
     if "n_positions" in described:
         # GPT-2 configurations saved by transformers 5 lack the older name TransformerLens reads.
         described.setdefault("n_ctx", described["n_positions"])
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(described))
-        cfg = loading.get_pretrained_model_config(folder, device=device, dtype=dtype)
+    with as_folder({"config.json": json.dumps(described).encode()}) as folder:
+        place = _Place(folder)
+        cfg = loading.get_pretrained_model_config(place, device=device, dtype=dtype)
     cfg.tokenizer_name = None
     cfg.model_name = config.model_type
     return cfg
 
 
-def convert_decoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) -> HookedTransformer:
+def convert_decoder(
+    hf_model: Any, *, device: str | None, dtype: torch.dtype
+) -> DecoderClassifier | DecoderLanguageModel:
     """A decoder's classifier or language model as a HookedTransformer with its head."""
     cfg = _config(hf_model.config, device, dtype)
     if hasattr(hf_model, "score"):
@@ -60,10 +72,10 @@ def convert_decoder(hf_model: Any, *, device: str | None, dtype: torch.dtype) ->
         given = SimpleNamespace(lm_head=hf_model.score, config=hf_model.config)
         setattr(given, hf_model.base_model_prefix, hf_model.base_model)
     else:
-        model, given = HookedTransformer(cfg, move_to_device=False), hf_model
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-        # The folder only makes the converter treat the model as local; it is never read.
-        state = loading.get_pretrained_state_dict(folder, cfg, hf_model=given, dtype=cfg.dtype)
+        model, given = DecoderLanguageModel(cfg, move_to_device=False), hf_model
+    # Any path makes the converter treat the model as local; it is never read.
+    there = Path.cwd().anchor
+    state = loading.get_pretrained_state_dict(there, cfg, hf_model=given, dtype=cfg.dtype)
     bias = model.unembed.b_U
     state["unembed.W_U"] = given.lm_head.weight.T
     if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != bias.shape:

@@ -3,18 +3,27 @@
 1. Hash the architecture: the configuration fields that change what the weights compute.
 2. Hash the label names, in id order.
 3. Hash every parameter under its name: dtype, shape, bytes.
-The digest keys means, subnetworks and runs to the model they came from. It is recomputed when a
-parameter has been written to since the last call.
+4. Hash what is set on a module and is not what the configuration says: the scale of attention
+   scores, a norm's epsilon, an activation function (by its name).
+The digest keys means, subnetworks and runs to the model they came from. Every call reads all of
+this: an edit through ``.data`` or NumPy leaves no other trace. A fast checksum of the content tells
+whether the digest of the last call still holds.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
+from jaxtyping import Int, Shaped
+from torch import Tensor
+from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
 
 from hc_lens.protocols import Model
 from hc_lens.records import digest
+from hc_lens.settings import plain_value
 
 _ARCHITECTURE = (
     "n_layers",
@@ -32,22 +41,70 @@ _ARCHITECTURE = (
     "rotary_dim",
 )
 
-_cache: WeakKeyDictionary[Model, tuple[object, str]] = WeakKeyDictionary()
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""How values of so many bytes are read as whole numbers."""
+_BLOCK = 2**20
+"""Whole numbers that are added up at one time."""
+
+_cache: WeakKeyDictionary[Model, tuple[list[object], str]] = WeakKeyDictionary()
+"""The content of a model at the last call, each parameter by its checksum, and its digest."""
 
 
 def fingerprint(model: Model) -> str:
     """32 hexadecimal digits that name the model's weights, architecture and labels."""
-    parameters = sorted(model.named_parameters(), key=lambda item: item[0])
-    state = tuple((name, p._version, p.data_ptr(), p.dtype) for name, p in parameters)
-    if model in _cache and _cache[model][0] == state:
-        return _cache[model][1]
-    shape = {name: str(getattr(model.cfg, name, None)) for name in _ARCHITECTURE}
-    labels = sorted((getattr(model, "labels", None) or {}).items())
-    parts: list[object] = []
-    for name, parameter in parameters:
-        flat = parameter.detach().cpu().contiguous().reshape(-1)
-        parts += [name, str(parameter.dtype), list(parameter.shape)]
-        parts.append(flat.view(torch.uint8).numpy().data)
-    made = digest(shape, labels, *parts)
-    _cache[model] = (state, made)
-    return made
+    content: list[object] = [
+        {name: str(getattr(model.cfg, name, None)) for name in _ARCHITECTURE},
+        sorted((getattr(model, "labels", None) or {}).items()),
+    ]
+    for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
+        flat = parameter.detach().contiguous().reshape(-1)
+        content += [name, str(parameter.dtype), list(parameter.shape), flat]
+    content += _set_by_hand(model)
+    seen = [checksum(part) if isinstance(part, Tensor) else part for part in content]
+    if model not in _cache or _cache[model][0] != seen:
+        parts = (_bytes(part) if isinstance(part, Tensor) else part for part in content)
+        _cache[model] = (seen, digest(*parts))
+    return _cache[model][1]
+
+
+def _set_by_hand(model: Model) -> list[object]:
+    """The settings of modules that are not those of the configuration."""
+    known = SUPPORTED_ACTIVATIONS.get(str(model.cfg.act_fn))
+    usual = {"attn_scale": getattr(model.cfg, "attn_scale", None), "eps": model.cfg.eps}
+    found: list[object] = []
+    for name, module in model.named_modules():
+        own = vars(module)
+        found += [
+            [name, key, str(own[key])] for key in usual if own.get(key, usual[key]) != usual[key]
+        ]
+        if "act_fn" in own and own["act_fn"] is not known:
+            found.append([name, "act_fn", plain_value(own["act_fn"])])
+    return found
+
+
+def checksum(flat: Shaped[Tensor, "values"]) -> bytes:
+    """What any edit of the values changes, found where they are: no copy leaves a graphics card."""
+    if flat.device.type == "cpu":
+        return xxhash.xxh3_128_digest(_bytes(flat))
+    return weighted_sums(flat).cpu().numpy().tobytes()
+
+
+def weighted_sums(flat: Shaped[Tensor, "values"]) -> Int[Tensor, "blocks"]:
+    """The sum of each block of values, read as whole numbers, modulo 2^64.
+
+    Every place has a weight of its own, so that a swap counts; the weights are odd, so that every
+    bit counts.
+    """
+    words = flat.view(_WORDS[flat.element_size()])
+    weights = _weights(flat.device)
+    return torch.stack([(part * weights[: len(part)]).sum() for part in words.split(_BLOCK)])
+
+
+@cache
+def _weights(device: torch.device) -> Int[Tensor, "block"]:
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.randint(2**62, (_BLOCK,), generator=generator) + 1).to(device)
+
+
+def _bytes(flat: Shaped[Tensor, "values"]) -> memoryview:
+    return flat.cpu().view(torch.uint8).numpy().data

@@ -5,6 +5,7 @@
    own side for decoders.
 3. Name the tensors as the model's ``forward`` does: HookedEncoder takes
    ``one_zero_attention_mask``, HookedTransformer and TransformerBridge take ``attention_mask``.
+4. `pieces` cuts the inputs of a large batch along its rows, for what needs no batch as a whole.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
+from hc_lens.masks.hooks import has_user_hooks
 from hc_lens.protocols import Model
 
 Text = str | tuple[str, str]
 Side = Literal["left", "right"]
+
+AT_ONCE, NUMBERS = 512, 512 * 384
+"""Most tokens that run at one time on a processor, or as many as have this many numbers in the
+residual stream of a narrower model. Large activations of many sizes leave gaps in memory that the
+next ones do not fit into, so that the peak memory of a process would grow with the number of
+batches."""
 
 
 def is_encoder(model: Model) -> bool:
@@ -113,6 +121,27 @@ def mask_of(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"]:
         if inputs.get(name) is not None:
             return inputs[name]
     return torch.ones_like(inputs["input"])
+
+
+def rows_at_once(model: Model, inputs: Mapping[str, Tensor]) -> int:
+    """How many rows of a batch run at one time.
+
+    All of them on a device with memory of its own, and where a hook of the user expects them.
+    """
+    mask = mask_of(inputs)
+    rows, pos = mask.shape
+    tokens = max(AT_ONCE, NUMBERS // model.cfg.d_model)
+    return max(1, tokens // pos) if mask.is_cpu and not has_user_hooks(model) else rows
+
+
+def pieces(model: Model, inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """A model's keyword arguments, cut along the rows; what has no entry for each row stays."""
+    rows, size = len(mask_of(inputs)), rows_at_once(model, inputs)
+    cut = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and len(v) == rows > size}
+    return [
+        {**inputs, **{name: value[first : first + size] for name, value in cut.items()}}
+        for first in (range(0, rows, size) if cut else [0])
+    ]
 
 
 def encode(model: Model, texts: Text | Sequence[Text] | Tensor | None) -> dict[str, Tensor]:

@@ -3,7 +3,9 @@
 1. `source` is a local directory, a Hub id or a Hugging Face model object.
 2. The configuration names the family and the head; anything else is refused with the known list.
 3. Hugging Face reads the weights: safetensors, or a ``.bin`` as plain tensors if that is all there
-   is. A weight that the file lacks is an error, never a random start.
+   is, from this folder alone. A weight that the file lacks is an error, never a random start.
+   Python code that comes with the checkpoint is never run, and nobody is asked whether it may be.
+   A folder that has been kept as a record (`hc_lens.records`) is read only as it was written.
 4. The family's file converts the weights; the model also gets the tokenizer, the
    label names and the pad id.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,16 @@ from transformer_lens import HookedTransformer
 from hc_lens.data.labels import name_labels
 from hc_lens.errors import HcLensError, first_line
 from hc_lens.models import bert, distilbert, electra, roberta
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
+from hc_lens.models.classifiers import (
+    DecoderClassifier,
+    DecoderLanguageModel,
+    EncoderClassifier,
+)
 from hc_lens.models.decoders import ARCHITECTURES, convert_decoder
-from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.quiet import quiet
+from hc_lens.records import changed_file
 
-HookedModel = EncoderClassifier | DecoderClassifier | HookedTransformer
+HookedModel = EncoderClassifier | DecoderClassifier | DecoderLanguageModel
 
 FAMILIES = {
     "bert": bert.FAMILY.convert,
@@ -40,6 +46,15 @@ FAMILIES = {
 }
 """Hugging Face model type -> the function that makes a hooked model of its checkpoints."""
 
+MOST_LAYERS = 1000
+"""Most layers that a configuration may ask for."""
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Where Hugging Face looks for weights, in this order."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -70,8 +85,9 @@ def load(
 
     Returns:
         An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
-        `DecoderClassifier` (a HookedTransformer) for decoders; a plain HookedTransformer for a
-        causal language model. Each carries `tokenizer`, `labels` and `fingerprint`.
+        `DecoderClassifier` (a HookedTransformer) for decoders; a `DecoderLanguageModel` (a
+        HookedTransformer) for a causal language model. Each carries `tokenizer`, `labels` and
+        `fingerprint`.
     """
     check_device(device)
     with quiet():
@@ -131,56 +147,139 @@ def _check_kind(config: Any, architecture: str) -> None:
 
 def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """The Hugging Face model of a directory or Hub id, with every weight from its file."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = read_config(source)
-    architecture = (config.architectures or ["none named in config.json"])[0]
+    architecture = str((config.architectures or ["none named in config.json"])[0])
     _check_kind(config, architecture)
     is_language_model = architecture == ARCHITECTURES.get(config.model_type)
     auto: Any = AutoModelForCausalLM if is_language_model else AutoModelForSequenceClassification
-    try:
-        hf_model, report = auto.from_pretrained(
-            _named(source, "weights (model.safetensors)", ("*.safetensors", "*.bin")),
-            config=config,
-            dtype=dtype,
-            weights_only=True,
-            output_loading_info=True,
-        )
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
-        raise HcLensError(
-            f"expected readable weights in {source}, got {first_line(error)}; "
-            "download or save the checkpoint again"
-        ) from error
-    missing = sorted(report["missing_keys"])
+    hf_model, missing = read_weights(auto, source, config, dtype)
     _check_layers(source, config, missing)
-    if missing or report.get("mismatched_keys"):
+    if missing:
         raise HcLensError(
             f"expected every weight of {type(hf_model).__name__} in {source}, missing "
-            f"{missing[:3]}, of another shape {sorted(map(str, report['mismatched_keys']))[:3]}; "
-            "fine-tune the checkpoint so that its head is saved with it"
+            f"{missing[:3]}; fine-tune the checkpoint so that its head is saved with it"
         )
     return hf_model
 
 
-def _check_layers(source: str | Path, config: Any, missing: Sequence[str]) -> None:
-    """Refuse a configuration with more layers than there are weights for."""
-    numbers = (re.search(r"\.(\d+)\.", name) for name in missing)
-    without = sorted({int(found[1]) for found in numbers if found})
+def read_weights(
+    auto: Any, source: str | Path, config: Any, dtype: torch.dtype
+) -> tuple[Any, list[str]]:
+    """The model that one of Hugging Face's ``Auto...`` classes reads, and the weights it lacks."""
+    name = _named(source, "weights (model.safetensors)", ("*.safetensors", "*.bin", "*.index.json"))
+    files = _weight_files(Path(name), config)
+    try:
+        hf_model, report = auto.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            weights_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # told below, with their names
+            output_loading_info=True,
+        )
+    except Exception as error:  # each kind of file fails in its own way
+        # Its own text advises to read the file by running it.
+        unsafe = "something other than plain tensors, which is not read"
+        told = unsafe if type(error).__name__ == "UnpicklingError" else first_line(error)
+        raise HcLensError(
+            f"expected readable weights in {_unreadable(files) or source}, got {told}; download "
+            "or save the checkpoint again"
+        ) from error
+    if report["mismatched_keys"]:
+        names = sorted(str(each[0]) for each in report["mismatched_keys"])
+        raise HcLensError(
+            f"expected weights in {source} of the shapes that its config.json describes, got "
+            f"others for {names[:3]} ({len(names)} in all); correct its config.json, or download "
+            "or save the checkpoint again"
+        )
     layers = config.num_hidden_layers
-    if without and without == list(range(without[0], layers)):
-        name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if beyond := [number for number in _layers_in(report["unexpected_keys"]) if number >= layers]:
+        name = _name_of_layers(config)
         raise HcLensError(
             f"expected weights of {layers} layers in {source} ({name} of its config.json), got "
-            f"those of {without[0]}; set {name} to {without[0]}, or save the checkpoint again"
+            f"{beyond[-1] + 1}; set {name} to {beyond[-1] + 1}, or save the checkpoint again"
         )
+    return hf_model, sorted(report["missing_keys"])
+
+
+def _weight_files(folder: Path, config: Any) -> list[Path]:
+    """The files that Hugging Face will read from a local folder; an index must name its own."""
+    chosen = getattr(config, "transformers_weights", None)
+    names = _WEIGHT_FILES if chosen is None else (str(chosen),)
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None or file.suffix != ".json":
+        return [] if file is None else [file]
+    _check_json(file)
+    index = json.loads(file.read_bytes())
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    shards = list(weights.values()) if isinstance(weights, dict) else []
+    plain = all(
+        isinstance(shard, str) and not Path(shard).is_absolute() and ".." not in Path(shard).parts
+        for shard in shards
+    )
+    if not shards or not plain or not isinstance(index.get("metadata"), dict):
+        raise HcLensError(
+            f"expected an index of weights in {file}, with a weight_map that names files of its "
+            "own folder, and metadata, got something else; download or save the checkpoint again"
+        )
+    files = [folder / shard for shard in dict.fromkeys(shards)]
+    if absent := [path.name for path in files if not path.is_file()]:
+        raise HcLensError(
+            f"expected the files that {file} names, missing {absent[:3]}; download or save the "
+            "checkpoint again"
+        )
+    return files
+
+
+def _unreadable(files: Sequence[Path]) -> Path | None:
+    """The first file that cannot be read; the only one, if it can be."""
+    from safetensors import safe_open
+
+    for file in files:
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(str(file), framework="pt"):
+                    pass
+            else:
+                content = torch.load(file, map_location="meta", weights_only=True)
+                if not all(isinstance(each, torch.Tensor) for each in content.values()):
+                    return file
+        except Exception:  # as above
+            return file
+    return files[0] if len(files) == 1 else None
+
+
+def _check_layers(source: str | Path, config: Any, missing: Sequence[str]) -> None:
+    """Refuse a configuration with more layers than there are weights for."""
+    without, layers = _layers_in(missing), config.num_hidden_layers
+    if without and without == list(range(without[0], layers)):
+        name = _name_of_layers(config)
+        cure = f"set {name} to {without[0]}, or " if without[0] else ""
+        raise HcLensError(
+            f"expected weights of {layers} layers in {source} ({name} of its config.json), got "
+            f"those of {without[0]}; {cure}save the checkpoint again"
+        )
+
+
+def _layers_in(names: Iterable[str]) -> list[int]:
+    """The numbers of the layers that some weights belong to, in order."""
+    found = (re.search(r"(?:^|\.)(?:layers?|h)\.(\d+)\.", name) for name in names)
+    return sorted({int(each[1]) for each in found if each})
+
+
+def _name_of_layers(config: Any) -> str:
+    """What a family's config.json calls the number of its layers."""
+    return config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
 
 
 def _check_json(path: Path) -> None:
     """Refuse a file that is there and is not JSON."""
     try:
         json.loads(path.read_bytes() if path.is_file() else "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HcLensError(
             f"expected JSON in {path}, got {first_line(error)}; correct it, or download or save "
             "the checkpoint again"
@@ -192,9 +291,15 @@ def read_config(source: str | Path) -> Any:
     from transformers import AutoConfig
 
     name = _named(source, "config.json", ("config.json",))
+    if changed := changed_file(Path(name)):
+        raise HcLensError(
+            f"expected the checkpoint in {name} as it was written, got another {changed}; "
+            "fine-tune again in the folder of the run, which repeats what is needed"
+        )
     _check_json(Path(name) / "config.json")
     try:
-        return AutoConfig.from_pretrained(name)
+        # Left out, it would be asked for on the terminal.
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except OSError as error:
         raise HcLensError(
             f"expected a local directory or a reachable Hub id, got {source!r}: "
@@ -203,8 +308,16 @@ def read_config(source: str | Path) -> Any:
     except Exception as error:  # each family's configuration class fails in its own way
         raise HcLensError(
             f"expected a configuration of one of the families {sorted(FAMILIES)}, got one that "
-            f"transformers cannot read from {source}: {first_line(error)}; correct its config.json"
+            f"transformers cannot read from {source}: {first_line(error)}; correct its "
+            "config.json. Python code that comes with a checkpoint is never run"
         ) from error
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+        raise HcLensError(
+            f"expected 1 to {MOST_LAYERS} layers in the config.json of {source} "
+            f"({_name_of_layers(config)}), got {layers!r}; correct it"
+        )
+    return config
 
 
 def read_tokenizer(source: str | Path) -> Any:
@@ -215,8 +328,8 @@ def read_tokenizer(source: str | Path) -> Any:
     what = f"a tokenizer (one of {_TOKENIZER_FILES}; or pass tokenizer=...)"
     name = _named(source, what, _TOKENIZER_FILES)
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # each kind of file fails in its own way
         raise HcLensError(
             f"expected a readable tokenizer in {source}: {first_line(error)}; pass tokenizer=..."
         ) from error
@@ -250,7 +363,7 @@ def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
 
 
 def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str] | None) -> None:
-    """Give the model its tokenizer, pad id, labels and fingerprint."""
+    """Give the model its tokenizer, pad id and labels."""
     tokenizer = None if tokenizer is None else with_pad(tokenizer)
     if isinstance(model, HookedTransformer):
         # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
@@ -260,5 +373,3 @@ def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str
     if labels is not None:
         named = name_labels(named, labels)
     vars(model).update(tokenizer=tokenizer, pad_token_id=config.pad_token_id, labels=named)
-    if not isinstance(model, (EncoderClassifier, DecoderClassifier)):
-        vars(model)["fingerprint"] = fingerprint(model)

@@ -79,7 +79,9 @@ def train(folder: str | Path, seed: int = 0) -> FinetuneResult:
     )
     for checkpoint in map(result.checkpoint, SHIPPED):
         with quiet():
-            half = BertForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float16)
+            half = BertForSequenceClassification.from_pretrained(
+                checkpoint, dtype=torch.float16, trust_remote_code=False
+            )
         _save(half, folder / "weights" / checkpoint.name)
     return result
 

@@ -15,13 +15,14 @@ import torch
 from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.ablate import masked
+from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
+from hc_lens.masks.finite import check_finite, check_weights
+from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Loss, cross_entropy
 from hc_lens.protocols import BatchesLike, Model, check_batch
 from hc_lens.pruning.job import check_logits, row_losses
-from hc_lens.units import UnitSpace
 
 
 def importance(
@@ -40,6 +41,7 @@ def importance(
         loss: a function of (logits, batch) that gives one loss per row; default cross-entropy.
     """
     warn_if_masked(model)
+    check_weights(model)
     return mean_gradients(model, batches, as_source(means), loss, progress)
 
 
@@ -51,13 +53,14 @@ def mean_gradients(
     progress: bool = True,
 ) -> pd.DataFrame:
     """The table of `importance`."""
-    space, of_labels = UnitSpace.of(model), loss is None
+    space, of_labels = hooked_units(model), loss is None
     if of_labels and not hasattr(batches, "log_probs"):
         raise HcLensError(
             f"expected batches with the labels of a task, got a {type(batches).__name__}; make "
             "them with task.batches(model, ...), or pass loss=... with a function of (logits, "
             "batch) that gives one loss per row"
         )
+    source.check(model, space)
     row_loss = cross_entropy(batches) if loss is None else loss
     absolute = torch.zeros(len(space), dtype=torch.float64)
     signed, n_rows = absolute.clone(), 0
@@ -65,8 +68,10 @@ def mean_gradients(
         check_batch(batch, "inputs", "rows", *["labels"] * of_labels)
         rows = len(batch.rows)
         mask = torch.ones(rows, len(space), device=model.cfg.device, requires_grad=True)
-        with torch.enable_grad(), masked(model, mask, source.on(batch)):
+        edits = mask_edits(space, mask, source.on(batch))
+        with torch.enable_grad(), Handle(model, edits):
             logits = model(**batch.inputs)
+            check_finite(model, batch.inputs, logits)
             if of_labels:
                 check_logits(model, logits, batch)
             total = row_losses(row_loss, logits, batch).sum()

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import Mask, mask_edits
+from hc_lens.masks.finite import check_finite
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source
 from hc_lens.metrics import Loss
 from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.inputs import pieces
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PruneConfig
 from hc_lens.pruning.gates import HardConcrete
@@ -43,8 +45,10 @@ class Teacher:
         key = tuple(batch.rows.tolist())
         if key not in self._kept:
             with torch.no_grad():
-                logits = self.model(**batch.inputs)
+                parts = [self.model(**piece) for piece in pieces(self.model, batch.inputs)]
+            logits = torch.cat(parts)
             check_logits(self.model, logits, batch)
+            check_finite(self.model, batch.inputs, logits)
             self._kept[key] = logits.cpu()
         return self._kept[key].to(batch.rows.device)
 
@@ -127,9 +131,12 @@ class Job:
             keep=dict.fromkeys([*config.keep, *mlps]),
         ).to(self.model.cfg.device)
 
-    def masked(self, mask: Mask, batch: BatchLike) -> Handle:
-        """The model under a mask inside a ``with`` block, to be run on a batch."""
-        return Handle(self.model, mask_edits(self.space, mask, self.source.on(batch)))
+    def logits(self, mask: Mask, batch: BatchLike) -> Float[Tensor, "batch *shape"]:
+        """The logits of the model under a mask."""
+        with Handle(self.model, mask_edits(self.space, mask, self.source.on(batch))):
+            logits = self.model(**batch.inputs)
+            check_finite(self.model, batch.inputs, logits, "the model under a mask")
+        return logits
 
     def without_lowest(self, scores: Float[Tensor, "units"]) -> Subnetwork:
         """The subnetwork without the units of the lowest scores, but for those that are kept."""

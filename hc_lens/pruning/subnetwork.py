@@ -1,7 +1,8 @@
 """A subnetwork on disk: a mask, where it came from, and how it was found.
 
 1. ``save`` writes ``subnetwork.safetensors`` and ``subnetwork.json`` into a folder: a few KB. The
-   JSON is written last, and each file whole or not at all, so a half-written folder is never read.
+   JSON is written last, and each file whole or not at all. It carries a seal (`hc_lens.records`):
+   neither a half-written folder nor one that has changed since is read.
 2. ``load`` reads such a folder, or what ``push_to_hub`` put into a Hub repository. What comes back
    equals what was saved: two subnetworks are equal if their files would be.
 3. ``&``, ``|`` and ``-`` combine the kept units of subnetworks of one architecture.
@@ -10,7 +11,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from hc_lens.errors import HcLensError, first_line
@@ -30,7 +30,7 @@ from hc_lens.masks.hooks import Handle
 from hc_lens.masks.replacements import Source
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import Model
-from hc_lens.records import as_folder, digest, json_bytes, write_file
+from hc_lens.records import as_folder, digest, json_bytes, sealed, unsealed, write_file
 from hc_lens.units import UnitSet, UnitSpace, as_units
 
 FORMAT = "hc_lens.subnetwork.1"
@@ -63,6 +63,15 @@ class Subnetwork:
     history: pd.DataFrame | None = None
     """One row per recorded step: step, target, sparsity, loss, lambda_1, lambda_2."""
 
+    def __post_init__(self) -> None:
+        for name in ("keep", "scores"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (len(self.space),):
+                raise HcLensError(
+                    f"expected {name} with an entry for each of the {len(self.space)} units, got "
+                    f"the shape {tuple(value.shape)}; give one value a unit"
+                )
+
     @classmethod
     def from_units(cls, model: Model, units: UnitSet) -> Subnetwork:
         """The subnetwork of a model that keeps the named units and removes all others."""
@@ -91,8 +100,8 @@ class Subnetwork:
         """Fraction of the units that is removed."""
         return 1.0 - self.mask.mean().item()
 
-    def attach(self, model: Model, means: Source | str) -> Handle:
-        """Put the mask on the model it was found in; use in a ``with`` block or detach later."""
+    def check(self, model: Model) -> None:
+        """The subnetwork must be of this model."""
         if fingerprint(model) != self.model:
             found = self.model[:8] or "several models combined"
             raise HcLensError(
@@ -100,6 +109,10 @@ class Subnetwork:
                 f"({fingerprint(model)[:8]}) or one with other weights, labels or dtype; load the "
                 "checkpoint it was found in, or use hc.masked(model, sub.mask, means)"
             )
+
+    def attach(self, model: Model, means: Source | str) -> Handle:
+        """Put the mask on the model it was found in; use in a ``with`` block or detach later."""
+        self.check(model)
         return attach(model, self.mask, means)
 
     def __and__(self, other: Subnetwork) -> Subnetwork:
@@ -129,7 +142,7 @@ class Subnetwork:
         folder.mkdir(parents=True, exist_ok=True)
         tensors, about = self._content()
         write_file(folder / TENSORS, tensors)
-        write_file(folder / ABOUT, json_bytes(about))
+        write_file(folder / ABOUT, json_bytes(sealed(about, tensors)))
         return folder
 
     def _content(self) -> tuple[bytes, dict[str, Any]]:
@@ -168,25 +181,31 @@ class Subnetwork:
         """
         folder = _local(folder, path, revision)
         try:
-            about = json.loads((folder / ABOUT).read_text())
-            tensors = load_file(folder / TENSORS)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise HcLensError(
-                f"expected {ABOUT} and {TENSORS} in {folder}, got {error}; "
-                "pass a folder that Subnetwork.save wrote"
-            ) from error
+            content = (folder / TENSORS).read_bytes()
+            about, tensors = unsealed((folder / ABOUT).read_bytes(), content), load(content)
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
+            raise _unreadable(folder, error) from error
         if about.get("format") != FORMAT:
             raise HcLensError(
                 f"expected a subnetwork in the format {FORMAT!r}, got {about.get('format')!r} in "
                 f"{folder}; prune again with this version"
             )
-        space, history = UnitSpace(tuple(about["n_heads"]), tuple(about["mlps"])), about["history"]
-        return cls(
-            space,
-            history=None if history is None else pd.DataFrame(history),
-            **tensors,
-            **{name: about[name] for name in ORIGIN},
-        )
+        try:
+            history = about["history"]
+            found = cls(
+                UnitSpace(tuple(about["n_heads"]), tuple(about["mlps"])),
+                history=None if history is None else pd.DataFrame(history),
+                **tensors,
+                **{name: about[name] for name in ORIGIN},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise _unreadable(folder, error) from error
+        if found.kept != about["kept"]:
+            raise HcLensError(
+                f"expected the mask in {folder / TENSORS} to keep what {ABOUT} says "
+                f"({len(about['kept'])} units), got another ({len(found.kept)} units); prune again"
+            )
+        return found
 
     def push_to_hub(self, repo: str, *, path: str = ".", private: bool = False) -> None:
         """Upload the two files to a Hub model repository, made if it is not there."""
@@ -204,6 +223,13 @@ class Subnetwork:
             f"Subnetwork({len(self.kept)} of {len(self.space)} units kept, "
             f"{seed}model {self.model[:8] or 'several'})"
         )
+
+
+def _unreadable(folder: Path, error: Exception) -> HcLensError:
+    return HcLensError(
+        f"expected {ABOUT} and {TENSORS} in {folder} as Subnetwork.save wrote them, got "
+        f"{type(error).__name__}: {error}; pass a folder that Subnetwork.save wrote, or prune again"
+    )
 
 
 def _local(given: str | Path, path: str, revision: str | None) -> Path:

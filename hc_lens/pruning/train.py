@@ -25,6 +25,7 @@ from tqdm.auto import trange
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.attached import warn_if_masked
+from hc_lens.masks.finite import check_weights
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Loss, cross_entropy, kl_divergence
 from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
@@ -60,6 +61,7 @@ def prune(
         teacher: the full model's kept logits on these batches, to share between calls.
     """
     warn_if_masked(model)
+    check_weights(model)
     source = as_source(means)
     job = Job(model, batches, source, config, teacher or Teacher(model), callback, progress)
     source.check(model, job.space)
@@ -136,15 +138,18 @@ class GateTraining:
         bar = trange(1, config.steps + 1, desc="prune", leave=False, disable=not self.job.progress)
         for step in bar:
             good = self.gates.log_alpha.detach().clone()
-            record = self.step(step, [next(supply) for _ in range(config.accumulate)])
+            try:
+                record = self.step(step, [next(supply) for _ in range(config.accumulate)])
+            except HcLensError as error:  # before the gates have moved
+                error.finished = self.subnetwork(records) if records else None
+                raise
             if not math.isfinite(record.loss) or not self.gates.log_alpha.isfinite().all():
                 with torch.no_grad():
                     self.gates.log_alpha.copy_(good)
                 error = HcLensError(
                     f"expected a finite loss, got {record.loss} at step {step} (sparsity "
-                    f"{record.sparsity:.2f}); likely the model gives infinite logits on this "
-                    "batch, the loss function divides by zero, or lr is too high. The last good "
-                    "subnetwork is in the error's `finished`"
+                    f"{record.sparsity:.2f}); likely the loss function divides by zero, or lr "
+                    "is too high. The last good subnetwork is in the error's `finished`"
                 )
                 error.finished = self.subnetwork(records)
                 raise error
@@ -173,9 +178,8 @@ class GateTraining:
         for batch in batches:
             sampled = self.gates.sample(len(batch.rows) if config.per_row else None)
             with torch.enable_grad():
-                with self.job.masked(sampled, batch):
-                    logits = self.job.model(**batch.inputs)
-                # Outside the handle: the teacher may have to run the full model here.
+                logits = self.job.logits(sampled, batch)
+                # Not under the mask: the teacher may have to run the full model here.
                 rows = row_losses(self.row_loss, logits, batch)
             drawn = 1.0 - sampled.mean()
             sparsity = self.gates.expected_sparsity() if config.expected_sparsity else drawn

@@ -11,7 +11,8 @@
 4. The last layer runs at the read positions alone. A replacement that depends on the activation
    (`Resample`, `Counterfactual`, means by position) may need the others: there a child that removes
    something from the last layer runs at every position.
-5. A batch that does not fit into the memory is cut along its rows.
+5. A batch is cut along its rows if it does not fit into the memory, and on a processor if it is
+   large (`hc_lens.models.inputs.AT_ONCE`).
 
 The result is exact: the same sums in another order.
 """
@@ -25,9 +26,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hc_lens.blocks import Resid
+from hc_lens.data.batches import cut
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
-from hc_lens.models.inputs import mask_of
+from hc_lens.models.inputs import mask_of, rows_at_once
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.scans.layers import Branch, Stream, check_classifier, layers_of
 from hc_lens.units import Unit, UnitSpace, as_units
@@ -56,14 +58,6 @@ def children(nodes: Iterable[Sequence[int]], parts: Sequence[Parts], layer: int)
             groups.setdefault(parts[member][layer], []).append(member)
         found += [Branch(node, part, group) for part, group in groups.items()]
     return found
-
-
-def cut(batch: BatchLike, size: int) -> list[BatchLike]:
-    """A batch in pieces of at most `size` rows."""
-    rows = range(len(batch.rows))
-    if len(rows) <= size:
-        return [batch]
-    return [batch.take(rows[first : first + size]) for first in rows[::size]]
 
 
 class SuffixEngine:
@@ -132,7 +126,7 @@ class SuffixEngine:
                 yield from zip([branch.sets for branch in chunk], logits, strict=True)
 
     def _pieces(self, batch: BatchLike) -> list[BatchLike]:
-        """The batch, cut along its rows if it does not fit into the memory."""
+        """The batch, cut along its rows unless the source needs them together."""
         rows, pos = mask_of(batch.inputs).shape
         fit = self._rows_that_fit(pos)
         if rows > fit and not self.source.row_wise:
@@ -142,7 +136,8 @@ class SuffixEngine:
                 f"{type(self.source).__name__} needs its rows together, got {self.memory:,} "
                 "bytes; raise memory=, or make smaller batches with token_budget="
             )
-        return cut(batch, fit)
+        most = rows_at_once(self.model, batch.inputs) if self.source.row_wise else rows
+        return cut(batch, min(fit, most))
 
     def _copies(self, stream: Stream) -> int:
         """How many nodes are stacked along the batch."""

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.utilities.activation_functions import softcap_enabled
 
 from hc_lens.blocks import Block, Context, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import mask_edits
-from hc_lens.masks.hooks import Handle, mlp_name, z_name
+from hc_lens.masks.hooks import Handle, has_user_hooks, mlp_name, z_name
 from hc_lens.masks.replacements import Source
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.views import ClassifierView, can_view, embed
@@ -97,14 +97,6 @@ def check_classifier(model: Model) -> EncoderClassifier | DecoderClassifier:
             "model itself, which a scan of its blocks never calls; remove it for the scan"
         )
     return model
-
-
-def has_user_hooks(model: nn.Module) -> bool:
-    """Whether anything hooks into the forward pass of the model or replaces a part of it."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        for module in model.modules()
-    )
 
 
 def can_fuse(model: EncoderClassifier | DecoderClassifier) -> bool:

@@ -28,14 +28,16 @@ from tqdm.auto import tqdm
 
 from hc_lens.data.batches import named_batches
 from hc_lens.errors import HcLensError
+from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
+from hc_lens.masks.finite import check_finite, check_weights, is_finite
+from hc_lens.masks.hooks import Handle, has_user_hooks
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, LOGIT, Totals, row_metrics
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.records import Records, digest, json_bytes
 from hc_lens.scans.engine import SuffixEngine
-from hc_lens.scans.layers import has_user_hooks
 from hc_lens.units import UnitSet, UnitSpace, resolve_sets, set_label
 
 COLUMNS = (
@@ -125,7 +127,6 @@ def scan(
         memory: most bytes to hold beside the model and the results, such as 500_000_000 or "2GB".
         store: folder in which finished batches are kept; the same call continues from there.
     """
-    warn_if_masked(model)
     run = _Scan(model, datasets, means, sets, limit, memory, store)
     results = run.results(progress)
     return _table(run.labels, ((name, b.cases, b.labels, rows) for name, b, _, rows in results))
@@ -143,7 +144,6 @@ def scan_rows(
     progress: bool = True,
 ) -> ScanRows:
     """The results of `scan` for every row, in the order of the splits; arguments as there."""
-    warn_if_masked(model)
     run = _Scan(model, datasets, means, sets, limit, memory, store)
     frames, kept = [], []
     for name, batch, logits, metrics in run.results(progress):
@@ -210,12 +210,15 @@ class _Scan:
         memory: int | str,
         store: str | Path | None,
     ):
+        warn_if_masked(model)
+        check_weights(model)
         space, source = UnitSpace.of(model), as_source(means)
         found = resolve_sets(space, sets)
         source.check(model, space)
         self._named = limited_batches(datasets, source, limit)
         self.labels = (FULL, *map(set_label, found))
-        self._engine = SuffixEngine(model, [(), *found], source, parse_memory(memory))
+        self._sets = [(), *found]
+        self._engine = SuffixEngine(model, self._sets, source, parse_memory(memory))
         self._records = None if store is None else Records(store, "scan")
         self._keys = {} if self._records is None else self._begin(self._records)
 
@@ -236,16 +239,32 @@ class _Scan:
     ) -> Float[Tensor, "sets batch labels"]:
         """The logits of every set on a batch, from the store if they are there."""
         if self._records is None:
-            return self._engine.logits(batch, report)
+            return self._checked(batch, self._engine.logits(batch, report))
         scan_key = self._keys[name]
         record, key = f"{scan_key}/batch-{index:06d}", digest(scan_key, batch.rows.tolist())
         files = self._records.read(record, key)
         if files is not None:
             report(len(self.labels) * len(batch.rows))
-            return load(files["logits.safetensors"])["logits"].to(batch.labels.device)
-        logits = self._engine.logits(batch, report)
+            kept = load(files["logits.safetensors"])["logits"].to(batch.labels.device)
+            return self._checked(batch, kept)
+        logits = self._checked(batch, self._engine.logits(batch, report))
         content = save({"logits": logits.cpu().contiguous()})
         self._records.write(record, {"logits.safetensors": content}, key)
+        return logits
+
+    def _checked(
+        self, batch: BatchLike, logits: Float[Tensor, "sets batch labels"]
+    ) -> Float[Tensor, "sets batch labels"]:
+        """The logits; if some are not finite, an HcLensError that says of which set and where."""
+        if is_finite(logits):
+            return logits
+        model, space = self._engine.model, self._engine.space
+        for label, units, own in zip(self.labels, self._sets, logits, strict=True):
+            mask = torch.ones(len(space), device=model.cfg.device)
+            mask[space.indices(units)] = 0.0
+            run = f"the model without {label}" if units else "the model"
+            with Handle(model, mask_edits(space, mask, self._engine.source.on(batch))):
+                check_finite(model, batch.inputs, own, run)
         return logits
 
     def _begin(self, records: Records) -> dict[str, str]:

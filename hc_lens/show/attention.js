@@ -1,9 +1,10 @@
 "use strict";
-// Unpacks the patterns of one figure and hands them to circuitsvis once the figure comes into view:
-// a map has a cell for each pair of tokens, and drawing a whole page of them at once takes seconds.
-// In a notebook circuitsvis comes with another output. Until that one has run, or if it is gone, the
-// maps are drawn plainly here.
-var hcLensAttention = function (id, data) {
+// Unpacks the patterns of each figure of the page and hands them to circuitsvis once the figure comes
+// into view: a map has a cell for each pair of tokens, and drawing a whole page of them at once takes
+// seconds. In a notebook circuitsvis comes with another output. Until that one has run, or if it is
+// gone, the maps are drawn plainly here.
+var hcLensFigure = function (place) {
+  const data = JSON.parse(place.dataset.figure);
   const unpack = function () {
     const bytes = atob(data.values);
     const size = data.tokens.length;
@@ -16,7 +17,7 @@ var hcLensAttention = function (id, data) {
     const row = () => Array.from({ length: size }, next);
     return data.heads.map(() => Array.from({ length: size }, row));
   };
-  const drawPlainly = function (place) {
+  const drawPlainly = function () {
     const side = Math.max(2, Math.min(16, Math.floor(240 / data.tokens.length)));
     const note = document.createElement("p");
     note.textContent =
@@ -43,16 +44,15 @@ var hcLensAttention = function (id, data) {
   };
   let drawn = "";
   const draw = function () {
-    const place = document.getElementById(id);
     const way = window.CircuitsVis ? "circuitsvis" : "plainly";
-    if (place === null || drawn === "circuitsvis" || drawn === way) return;
+    if (!place.isConnected || drawn === "circuitsvis" || drawn === way) return;
     drawn = way;
     place.replaceChildren();
     if (way === "plainly") {
-      drawPlainly(place);
+      drawPlainly();
       return;
     }
-    CircuitsVis.render(id, CircuitsVis.AttentionHeads, {
+    CircuitsVis.render(place.id, CircuitsVis.AttentionHeads, {
       tokens: data.tokens,
       attention: unpack(),
       attentionHeadNames: data.heads,
@@ -68,7 +68,18 @@ var hcLensAttention = function (id, data) {
       draw();
     }
   }, near);
-  observer.observe(document.getElementById(id));
+  observer.observe(place);
   window.addEventListener("beforeprint", draw);
   window.addEventListener("hc-lens-bundle", () => drawn && draw());
 };
+{
+  // Each output of a notebook brings this script, and begins the figures that no other has begun.
+  const begin = function () {
+    for (const place of document.querySelectorAll(".hc-lens-canvas[data-figure]")) {
+      if (!place.hcLensBegun) hcLensFigure(place);
+      place.hcLensBegun = true;
+    }
+  };
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin);
+  else begin();
+}

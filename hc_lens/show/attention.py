@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import uuid
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ from hc_lens.masks.replacements import Source, as_source
 from hc_lens.models.inputs import is_encoder, tokenizer_of
 from hc_lens.protocols import Model
 from hc_lens.show.notebook import carries_bundle
-from hc_lens.show.page import POLICY, bundle, json_for_script, own_scripts, pack, save
+from hc_lens.show.page import bundle, own_scripts, pack, policy, save
 from hc_lens.units import Unit, UnitSpace
 
 MOST_VALUES = 20_000_000
@@ -75,10 +76,12 @@ class Attention:
         data: dict[str, Any] = {"tokens": self.tokens, "heads": self.heads}
         data |= {"values": pack(self.patterns), "causal": self.causal}
         heading = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
+        # As an attribute the data are text to every browser and notebook, whatever they hold.
+        content = html.escape(json.dumps(data, separators=(",", ":")))
         return (
             f'<div class="hc-lens-figure">{heading}{self._sentences()}'
-            f'<div class="hc-lens-canvas" id="{html.escape(name)}"></div></div>\n'
-            f"<script>hcLensAttention({json_for_script(name)},{json_for_script(data)})</script>"
+            f'<div class="hc-lens-canvas" id="{html.escape(name)}" data-figure="{content}"></div>'
+            "</div>"
         )
 
     def html(self) -> str:
@@ -158,7 +161,7 @@ class Page:
         title = html.escape(self.title)
         return (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy()}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{title}</title>\n{bundle()}\n</head>\n"
             f'<body class="hc-lens-page">\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n'

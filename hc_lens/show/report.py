@@ -5,7 +5,7 @@
 2. A `Table` is a DataFrame that is also in a file: every cell carries its exact value beside the
    rounded one that is shown, and a click on a heading sorts by it.
 3. A `Drawing` is a matplotlib figure as SVG, made without a date or random ids: the same numbers
-   give the same bytes. `Html` is a ready fragment, such as circuitsvis patterns.
+   give the same bytes. An `Attention` is drawn from its numbers and texts.
 4. Jinja2 puts the sections together with autoescape on: text of models and rows is never markup.
 """
 
@@ -24,7 +24,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from hc_lens.show.page import POLICY, asset, bundle, save
+from hc_lens.show.attention import Attention
+from hc_lens.show.page import asset, bundle, policy, save
 
 MISSING = "–"  # noqa: RUF001
 """What a missing number looks like."""
@@ -128,14 +129,6 @@ class Drawing:
         return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
 
 
-@dataclass(frozen=True)
-class Html:
-    """Ready HTML that this package made, such as a figure's fragment."""
-
-    text: str
-    """The HTML."""
-
-
 @dataclass(frozen=True, eq=False)
 class Section:
     """A part of the report."""
@@ -146,7 +139,7 @@ class Section:
     """Its heading."""
     sentences: Sequence[Sentence] = ()
     """What the numbers say."""
-    items: Sequence[Table | Drawing | Html] = ()
+    items: Sequence[Table | Drawing | Attention] = ()
     """Tables and figures."""
     notes: Sequence[str] = ()
     """How to read them."""
@@ -180,7 +173,7 @@ class Report:
         )
         return environment.get_template("report.html").render(
             report=self,
-            policy=POLICY,
+            policy=policy(),
             bundle=bundle(),
             style=asset("report.css"),
             script=asset("report.js"),

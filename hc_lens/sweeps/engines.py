@@ -9,7 +9,8 @@
    checkpoint; else it helps where most runs wait.
 4. `Ray`: each task is a Ray task with its share of CPUs and GPUs; Ray chooses the node. When a node
    dies, its tasks go to another one, up to `retries` times each. Results go to the store, which
-   every node must reach (an fsspec address or a shared folder), so none is lost with a node.
+   every node must reach (an fsspec address or a shared folder), so none is lost with a node. A
+   cluster that is started here sends no usage reports unless the user turned them on.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from hc_lens.errors import HcLensError, check_choice, check_count, first_line
 from hc_lens.models.loading import check_device
 from hc_lens.sweeps.perform import Task, perform
 
+REPORTS = "RAY_USAGE_STATS_ENABLED"
+"""The variable by which Ray sends usage reports to its makers, or does not."""
 TRIES = 2
 """How often a task may take its worker down before it has failed."""
 
@@ -275,6 +280,27 @@ class _Worker:
                     stream.close()
 
 
+@contextlib.contextmanager
+def without_reports() -> Iterator[None]:
+    """Ray's usage reports off for a cluster that is started here, unless the user chose.
+
+    A choice is the variable, or the file that ``ray enable-usage-stats`` writes.
+    """
+    file = os.environ.get("RAY_USAGE_STATS_CONFIG_PATH", "~/.ray/config.json")
+    chosen = REPORTS in os.environ
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+        chosen |= json.loads(text).get("usage_stats") is not None
+    if chosen:
+        yield
+        return
+    os.environ[REPORTS] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(REPORTS, None)
+
+
 class _RayTasks(Pool):
     """A pool of Ray tasks."""
 
@@ -292,7 +318,10 @@ class _RayTasks(Pool):
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
-                ray.init(address=engine.address, log_to_driver=False, logging_level=logging.WARNING)
+                with without_reports():
+                    ray.init(
+                        address=engine.address, log_to_driver=False, logging_level=logging.WARNING
+                    )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise HcLensError(
                     f"expected a Ray cluster at {engine.address or 'this machine'}, got {error}; "

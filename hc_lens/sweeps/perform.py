@@ -25,7 +25,7 @@ from hc_lens.metrics import FULL
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.train import prune
-from hc_lens.records import Records, RecordsError, digest, failed, is_full
+from hc_lens.records import Records, RecordsError, digest, failed, is_broken
 from hc_lens.settings import plain_value
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.runs import (
@@ -167,7 +167,7 @@ def perform(task: Task) -> dict[str, Any]:
         loaded.prepare(store)
         return {"inputs": loaded.inputs}
     except Exception as error:  # one failed run does not stop the others
-        if is_full(error) and not isinstance(error, HcLensError):
+        if is_broken(error) and not isinstance(error, HcLensError):
             error = failed(task.store, error)
         kind = "store" if isinstance(error, RecordsError) else "error"
         said = str(error) if isinstance(error, HcLensError) else f"{type(error).__name__}: {error}"

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -37,6 +36,7 @@ from hc_lens.records import (
     files_of,
     json_bytes,
     read_table,
+    safe_name,
     table_bytes,
 )
 from hc_lens.sweeps.config import SweepConfig
@@ -167,7 +167,7 @@ def write_record(
 
 def name_checkpoint(store: Records, name: str, model: str) -> None:
     """Note which model a name stands for; in one store it stands for one model only."""
-    record = f"{CHECKPOINTS}/{quote(name, safe='')}"
+    record = f"{CHECKPOINTS}/{safe_name(name)}"
     store.write(record, {ABOUT: json_bytes({"name": name, "model": model})})
     known = json.loads((store.read(record) or {})[ABOUT])["model"]
     if known != model:
@@ -288,4 +288,4 @@ def _joined(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
 def with_shares(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """These columns of an evaluation, and the shares of the predicted labels that it has."""
     shares = [name for name in table.columns if name.startswith(SHARE)]
-    return table.filter(items=[*columns, *shares])
+    return table.loc[:, [name for name in (*columns, *shares) if name in table]]

@@ -82,7 +82,7 @@ def sweep(
         work.drive()
         write_tables(records)
     except RecordsError as error:
-        with contextlib.suppress(OSError):  # reading needs a little room too
+        with contextlib.suppress(OSError, RecordsError):  # reading needs a little room too
             error.finished = work.runs()
         raise
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binomtest
 
 import hc_lens as hc
-from hc_lens.evaluation import evaluate
+from hc_lens.evaluation import OtherMeansWarning, evaluate
 from hc_lens.organism.grammar import CONSTRUCTIONS
 from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
@@ -52,6 +52,17 @@ def test_every_number_equals_a_slow_loop_over_rows(hooked, batches, means):
         assert line.n == len(rows)
         expected = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
         assert [line.accuracy, line.kl, line.agreement] == pytest.approx(expected, abs=1e-9)
+
+
+def test_other_means_than_those_a_subnetwork_was_found_with_give_a_warning(
+    hooked, batches, means, recwarn
+):
+    data, found = {"set": batches}, replace(half(hooked), means=means.fingerprint)
+    evaluate(hooked, data, means=means, subnetwork={"mine": found}, progress=False)
+    evaluate(hooked, data, means="zero", subnetwork=half(hooked), progress=False)
+    assert not [said for said in recwarn if said.category is OtherMeansWarning]
+    with pytest.warns(OtherMeansWarning, match="mine was found with other means than those used"):
+        evaluate(hooked, data, means="zero", subnetwork={"mine": found}, progress=False)
 
 
 def test_the_full_model_comes_first_with_kl_zero_and_full_agreement(hooked, batches):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import fsspec
@@ -21,16 +22,21 @@ from hc_lens.errors import HcLensError
 from hc_lens.records import (
     FORMAT,
     UNFINISHED,
+    DamagedWarning,
     Records,
     RecordsError,
     as_folder,
+    changed_file,
     digest,
     files_of,
     is_full,
     read_table,
+    safe_name,
     table_bytes,
+    unsealed,
     write_file,
 )
+from tests.damage import DAMAGES, replace, swap
 
 FILES = {"a.json": b"{}", "deep/b.bin": bytes(range(256))}
 
@@ -125,8 +131,99 @@ def test_a_record_without_a_true_done_file_is_not_read_and_is_written_again(reco
 @pytest.mark.parametrize("change", [b"", bytes(range(100)), bytes(range(255, -1, -1))])
 def test_a_record_with_a_changed_file_is_not_read_and_is_written_again(records, change):
     records.write("runs/one", FILES)
-    put(records, "runs/one/deep/b.bin", change)
+    put(records, records._place("runs/one", "deep/b.bin", digest(FILES["deep/b.bin"])), change)
     assert_written_again(records)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["a.json", "deep/b.bin", "done.json"])
+def test_every_damage_to_a_record_is_said_in_one_line(tmp_path, damage, file):
+    records, files = Records(tmp_path, "test"), {**FILES, "a.json": b'{"a": 10}'}
+    records.write("one", files, "key")
+    damage(tmp_path / "one" / file)
+    for read in (records.read, records.find):
+        with pytest.warns(DamagedWarning, match=r"/one/.* is damaged or gone: .*not used") as said:
+            assert read("one", "key") is None
+        assert len(said) == 1
+        assert "\n" not in str(said[0].message)
+    records.write("one", files, "key")
+    assert records.read("one", "key") == files
+
+
+def test_records_that_changed_places_are_damaged_also_without_a_key(tmp_path):
+    records = Records(tmp_path, "test")
+    for name in ("one", "two"):
+        records.write(f"runs/{name}", {"name": name.encode()})
+    swap(tmp_path / "runs" / "one", tmp_path / "runs" / "two")
+    for name in ("one", "two"):
+        with pytest.warns(DamagedWarning, match=f"runs/{name}/done.json is damaged"):
+            assert records.read(f"runs/{name}") is None
+
+
+def test_a_record_without_its_done_file_is_damaged_and_one_that_is_not_there_is_not(tmp_path):
+    records = Records(tmp_path, "test")
+    records.write("one", FILES)
+    (tmp_path / "one" / "done.json").unlink()
+    with pytest.warns(DamagedWarning, match=r"one/done\.json"):
+        assert records.read("one") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert records.read("two") is records.find("two", "key") is None
+
+
+def test_a_record_of_an_older_version_has_no_seal_and_is_read(tmp_path):
+    records = Records(tmp_path, "test")
+    records.write("one", FILES, "key")
+    done = tmp_path / "one" / "done.json"
+    done.write_bytes(json.dumps(unsealed(done.read_bytes(), "one")).encode())
+    assert records.read("one", "key") == FILES
+
+
+@pytest.mark.parametrize("name", [".", "..", "../other", "a/../..", "/a", "a//b"])
+def test_a_name_that_leads_elsewhere_is_refused_and_nothing_is_touched(tmp_path, name):
+    records = Records(tmp_path / "store", "test")
+    (tmp_path / "other").mkdir()
+    records.write("one", FILES)
+    before = tree(tmp_path)
+    for use in (records.read, records.find, records.remove, lambda name: records.write(name, {})):
+        with pytest.raises(HcLensError, match="expected the name of a record below its folder"):
+            use(name)
+    with pytest.raises(HcLensError, match="got ''"):
+        records.remove("")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("final", "final"),
+        ("step-00500", "step-00500"),
+        ("runs/mnli 2", "runs%2Fmnli%202"),
+        (".", "%2E"),
+        ("..", "%2E."),
+        ("../../etc", "%2E.%2F..%2Fetc"),
+        ("/", "%2F"),
+        ("", "%"),
+        (".hidden.5", "%2Ehidden.5"),
+        ("a\0b\\c", "a%00b%5Cc"),
+    ],
+)
+def test_any_text_becomes_a_name_of_a_record(tmp_path, text, name):
+    assert safe_name(text) == name
+    records = Records(tmp_path, "test")
+    records.write(safe_name(text), FILES)
+    assert records.names() == [name]
+
+
+def test_long_texts_become_short_names_that_differ(tmp_path):
+    texts = [300 * "x", 301 * "x", 300 * "\u00e9", 150 * "x", 151 * "x"]
+    names = [safe_name(text) for text in texts]
+    assert len(set(names)) == len(texts)
+    assert [len(name) for name in names] == [150] * 5
+    records = Records(tmp_path, "test")
+    for name in names:
+        records.write(name, FILES)
+    assert records.names() == sorted(names)
 
 
 def test_a_removed_record_is_missing(records):
@@ -191,8 +288,48 @@ def test_records_of_another_format_are_refused_and_not_touched(tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
+def test_a_damaged_marker_is_made_good_by_its_copy(tmp_path, damage):
+    Records(tmp_path, "test", {"steps": 10}, owner=True).write("one", FILES)
+    marker = (tmp_path / "records.json").read_bytes()
+    damage(tmp_path / "records.json")
+    with pytest.warns(DamagedWarning, match=r"records\.json is damaged or gone: its copy"):
+        assert Records.existing(tmp_path, "test").read("one") == FILES
+    with (
+        pytest.warns(DamagedWarning),
+        pytest.raises(HcLensError, match="whose steps is 10, got 11"),
+    ):
+        Records(tmp_path, "test", {"steps": 11}, owner=True)
+    with pytest.warns(DamagedWarning):
+        assert Records(tmp_path, "test", {"steps": 10}, owner=True).read("one") == FILES
+    assert (tmp_path / "records.json").read_bytes() == marker
+
+
+def test_an_empty_folder_in_the_place_of_a_file_is_written_over_and_a_full_one_is_not(tmp_path):
+    kept = Records(tmp_path, "test")
+    (tmp_path / "file").mkdir()
+    kept.write_file("file", "content")
+    assert (tmp_path / "file").read_text() == "content"
+    (tmp_path / "full" / "of").mkdir(parents=True)
+    with pytest.raises(RecordsError, match="full"):
+        kept.write_file("full", "content")
+    assert (tmp_path / "full" / "of").is_dir()
+
+
+def test_a_marker_that_came_from_a_folder_of_another_kind_is_made_good_by_its_copy(tmp_path):
+    Records(tmp_path / "other", "other")
+    Records(tmp_path / "test", "test", {"steps": 10}).write("one", FILES)
+    marker = (tmp_path / "test" / "records.json").read_bytes()
+    for name in ("records.json", ".records.json"):
+        replace(tmp_path / "test" / name, tmp_path / "other" / name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DamagedWarning)
+            assert Records(tmp_path / "test", "test", {"steps": 10}).read("one") == FILES
+        assert (tmp_path / "test" / name).read_bytes() == marker
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "not json"])
-def test_an_unreadable_marker_is_refused(tmp_path, text):
+def test_an_unreadable_marker_without_a_copy_is_refused(tmp_path, text):
     (tmp_path / "records.json").write_text(text)
     with pytest.raises(HcLensError, match="got None in"):
         Records(tmp_path, "test")
@@ -295,8 +432,8 @@ def test_a_folder_with_other_files_is_refused_by_an_owner_and_left_alone(tmp_pat
 def test_a_folder_with_other_files_gets_records(tmp_path):
     (tmp_path / "sweep.toml").write_text("")
     Records(tmp_path, "test", owner=["runs"])
-    marker = json.loads((tmp_path / "records.json").read_text())
-    assert marker == {"format": FORMAT, "kind": "test", "about": {}}
+    marker = (tmp_path / "records.json").read_bytes()
+    assert unsealed(marker) == {"format": FORMAT, "kind": "test", "about": {}}
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
@@ -380,6 +517,100 @@ def test_what_dead_processes_left_is_removed_and_what_living_ones_write_is_kept(
     Records(tmp_path, "test")
     left = sorted(item.name for item in (tmp_path / UNFINISHED).iterdir())
     assert left == sorted([f"elsewhere@{child}-x", f"{host}@{os.getpid()}-x"])
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has died."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_a_file_that_was_never_renamed_locks_nobody_out(tmp_path, dead):
+    host, hexadecimal = socket.gethostname(), 32 * "a"
+    ours = f".records.json~{host}@{dead}-{hexadecimal}"
+    others = [
+        f".records.json~elsewhere@{dead}-{hexadecimal}",
+        f".records.json~{host}@{os.getpid()}-{hexadecimal}",
+        f".run.json.{dead}",  # as older versions named them
+        f".study.json.{dead}-{hexadecimal}",
+    ]
+    for name in (ours, *others):
+        (tmp_path / name).write_text("{")
+    records = Records(tmp_path, "test", owner=True)
+    records.write("one", FILES)
+    assert records.names() == ["one"]
+    left = {item.name for item in tmp_path.glob(".*") if item.is_file()}
+    assert left == {".records.json", *others}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hc_lens import records
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "records":
+    records.Records(Path(sys.argv[1]), "test", owner=True)
+elif sys.argv[2] == "file":
+    records.write_file(Path(sys.argv[1]) / "page.html", "half")
+else:
+    records.files_of(lambda folder: os.replace())
+"""
+
+
+@pytest.mark.parametrize("what", ["records", "file", "scratch"])
+def test_a_kill_at_the_first_rename_leaves_nothing_that_needs_a_hand(tmp_path, what, monkeypatch):
+    folder, scratch = tmp_path / "folder", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), what],
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert done.returncode == -9
+    assert len([*folder.rglob("*"), *scratch.rglob("*")]) > 0
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(scratch))
+    Records(folder, "test", owner=True)
+    write_file(folder / "page.html", "whole")
+    files_of(fill)
+    found = {str(item.relative_to(tmp_path)) for item in tmp_path.rglob("*")}
+    ours = {"", "/records.json", "/.records.json", "/.unfinished", "/page.html"}
+    assert found == {f"folder{name}" for name in ours} | {"scratch"}
+
+
+def test_a_folder_of_one_writer_refuses_a_second_before_it_gives_anything_up(tmp_path):
+    with Records(tmp_path, "test", alone=True) as records:
+        records.write("one", FILES)
+        for force in (False, True):
+            with pytest.raises(HcLensError, match=f"process {os.getpid()} on"):
+                Records(tmp_path, "test", force=force, alone=True)
+        Records(tmp_path, "test").write("two", FILES)  # work that many may share
+        assert Records.existing(tmp_path, "test").names() == ["one", "two"]
+    again = Records(tmp_path, "test", alone=True)
+    again.close()
+    again.close()
+    with Records(tmp_path, "test", alone=True, force=True) as last:
+        assert last.names() == []
+
+
+def test_a_folder_that_is_refused_gets_no_lock(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(HcLensError, match="expected a new folder"):
+        Records(tmp_path, "test", owner=True, alone=True)
+    assert [item.name for item in tmp_path.iterdir()] == ["thesis.txt"]
+    Records(tmp_path / "other", "test", {"a": 1})
+    for _ in range(2):
+        with pytest.raises(HcLensError, match="whose a is 1, got 2"):
+            Records(tmp_path / "other", "test", {"a": 2}, alone=True)
+
+
+def test_an_address_without_locks_is_written_to_all_the_same():
+    with Records("memory://alone", "test", alone=True) as records:
+        records.write("one", FILES)
+    fsspec.filesystem("memory").rm("/alone", recursive=True)
 
 
 def test_a_full_disk_leaves_neither_a_record_nor_rubbish(tmp_path, monkeypatch):
@@ -535,6 +766,62 @@ def test_files_become_a_folder_and_a_folder_files():
     assert files_of(fill) == FILES
 
 
+def test_a_file_beside_the_records_is_set_aside_under_a_free_name(tmp_path):
+    records = Records(tmp_path, "test")
+    for text in ("first", "second"):
+        records.write_file("page.html", text)
+        records.set_aside("page.html")
+    assert records.names() == ["page.other-1.html", "page.other-2.html"]
+    assert (tmp_path / "page.other-2.html").read_text() == "second"
+
+
+def test_a_file_and_its_folder_reach_the_disk_before_and_after_the_rename(tmp_path, monkeypatch):
+    order = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def noted(*given, name=name, real=real):
+            order.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(module.os, name, noted)
+    write_file(tmp_path / "page.html", "text")
+    assert order == ["fsync", "replace", "fsync"]
+
+
+def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(RecordsError, match=rf"expected to write to {tmp_path}/hc_lens~.*No space"):
+        files_of(no_room)
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    with pytest.raises(RecordsError, match=rf"expected to write to {tmp_path}/hc_lens~.*No space"):
+        as_folder(FILES).__enter__()
+
+    def full(*_: object, **__: object) -> None:
+        no_room()
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RecordsError, match=rf"expected to write to {tmp_path}, got OSError"):
+        as_folder(FILES).__enter__()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EROFS, "Read-only file system"),
+        RuntimeError("Error while serializing: I/O error: Read-only file system (os error 30)"),
+    ],
+)
+def test_a_disk_that_fails_in_the_middle_of_a_function_is_told_with_its_folder(records, error):
+    def save(folder: Path) -> None:
+        raise error
+
+    with pytest.raises(RecordsError, match=rf"expected to write to {records.address}, got "):
+        records.write("one", save)
+    assert records.names() == []
+
+
 def test_a_digest_names_a_sequence_of_values():
     assert digest("ab", "c") != digest("a", "bc") != digest("abc")
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
@@ -570,3 +857,76 @@ def test_a_missing_number_survives():
     pd.testing.assert_frame_equal(read_table(content), table, check_exact=True)
     nothing = table.assign(accuracy=np.nan)
     pd.testing.assert_frame_equal(read_table(table_bytes(nothing)), nothing)
+
+
+DEEP = "[" * 100_000
+STRANGE = (
+    '{"files": {"/dev/zero": "1"}}',
+    '{"files": {"../other": "1"}}',
+    '{"files": {"a\\u0000b": "1"}}',
+    '{"files": {"\\ud800": "1"}}',
+    '{"files": {"a": 1}}',
+    '{"files": 3}',
+    DEEP,
+)
+"""What a hostile ``done.json`` may hold; each names a file that is not the record's, or none."""
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_hostile_done_file_is_damage_and_nothing_outside_is_read(tmp_path, text):
+    records = Records(tmp_path, "test")
+    records.write("one", {"a": b"1"})
+    (tmp_path / "one" / "done.json").write_text(text)
+    assert changed_file(tmp_path / "one") == "done.json"
+    with pytest.warns(DamagedWarning, match=r"one.done\.json is damaged"):
+        assert records.read("one") is None
+    records.write("one", {"a": b"2"})
+    assert records.read("one") == {"a": b"2"}
+
+
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_is_not_waited_for(tmp_path):
+    Records(tmp_path, "test").write("one", {"a": b"1"})
+    (tmp_path / "one" / "a").unlink()
+    os.mkfifo(tmp_path / "one" / "a")
+    assert changed_file(tmp_path / "one") == "a"
+    (tmp_path / "one" / "done.json").unlink()
+    os.mkfifo(tmp_path / "one" / "done.json")
+    assert changed_file(tmp_path / "one") is None
+
+
+def test_a_link_that_leads_to_itself_counts_as_missing(tmp_path):
+    records = Records(tmp_path, "test")
+    records.write("one", {"a": b"1"})
+    (tmp_path / "one" / "a").unlink()
+    (tmp_path / "one" / "a").symlink_to("a")
+    with pytest.warns(DamagedWarning, match="one/a is damaged"):
+        assert records.find("one") is None
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": "hc_lens.records.1", "kind": "test", "about": 5}', DEEP]
+)
+def test_a_marker_that_says_nothing_is_made_good_by_its_copy(tmp_path, text):
+    Records(tmp_path, "test", {"seed": 1})
+    (tmp_path / "records.json").write_text(text)
+    with pytest.warns(DamagedWarning, match="its copy"):
+        Records(tmp_path, "test", {"seed": 1})
+
+
+def test_what_older_versions_left_of_the_marker_is_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, living = (tmp_path / f".records.json.{pid}" for pid in (ended.pid, os.getpid()))
+    dead.touch()
+    living.touch()
+    Records(tmp_path, "test")
+    assert not dead.exists()
+    assert living.exists()
+
+
+def test_what_stands_in_the_way_is_told_as_that(tmp_path):
+    records = Records(tmp_path, "test")
+    (tmp_path / "table.csv").mkdir()
+    (tmp_path / "table.csv" / "mine").touch()
+    with pytest.raises(HcLensError, match="move what stands in its place"):
+        records.write_file("table.csv", "a")

@@ -147,11 +147,24 @@ BAD_FILES = [
     ("work.yaml", "seeds: [0", "a readable file of settings, got .*work.yaml"),
     ("work.yaml", "- organism", r"a table of settings for work.yaml, got \['organism'\]"),
     ("work.yaml", "", "a table of settings for work.yaml, got None"),
+    ("work.toml", "x = " + 21 * "[" + 21 * "]", "more than 20 tables or lists inside each other"),
+    ("work.toml", "x = " + 90_000 * "[", "more than 20 tables or lists inside each other"),
+    ("work.toml", "x = " + 30_000 * "{a=", "more than 20 tables or lists inside each other"),
+    ("work.toml", ".".join(21 * "a") + " = 1", "more than 20 tables or lists inside each other"),
+    ("work.toml", ".".join(40_000 * ['"a"']) + " = 1", "more than 20 tables or lists inside"),
+    ("work.yaml", "x: " + 21 * "[" + 21 * "]", "more than 20 tables or lists inside each other"),
+    ("work.yaml", 90_000 * "- " + "x", "more than 20 tables or lists inside each other"),
+    ("work.yaml", "a: &a [1, 2]\nb: [*a, *a, *a]", r"the alias \*a; write the value itself"),
+    ("work.yaml", "a: &a {b: *a}", r"the alias \*a"),
+    ("work.yaml", "# " + 200_000 * "x", "more than 200000 bytes"),
+    ("work.toml", "# " + 200_000 * "x", "more than 200000 bytes"),
 ]
 """Name, content and message of settings files that cannot be read."""
 
 
-@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES)
+@pytest.mark.parametrize(
+    ("name", "text", "message"), BAD_FILES, ids=[str(index) for index in range(len(BAD_FILES))]
+)
 def test_a_file_that_holds_no_settings_is_an_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(HcLensError, match=message):
@@ -164,6 +177,13 @@ def test_a_file_that_is_missing_or_not_text_is_an_error(tmp_path):
     (tmp_path / "work.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(HcLensError, match="a readable file of settings"):
         read_settings(tmp_path / "work.toml")
+
+
+@pytest.mark.parametrize("name", ["work.toml", "work.yaml"])
+def test_settings_as_deep_as_any_are_read(tmp_path, name):
+    lists = 18 * "[" + 18 * "]"
+    (tmp_path / name).write_text(f"x = {lists}" if name == "work.toml" else f"x: {lists}")
+    assert str(read_settings(tmp_path / name)["x"]) == lists
 
 
 def test_toml_and_yaml_give_the_same_values(tmp_path):
@@ -202,3 +222,10 @@ def test_what_is_written_as_toml_is_read_again(tmp_path_factory, values):
     path = tmp_path_factory.getbasetemp() / "settings.toml"
     path.write_bytes(write_toml(values).encode())
     assert read_settings(path) == values
+
+
+def test_brackets_that_a_comment_closes_do_not_hide_those_that_are_opened(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("# " + "]" * 100 + "\na = " + "[" * 60 + "]" * 60)
+    with pytest.raises(HcLensError, match="more than 20 tables or lists"):
+        read_settings(path)

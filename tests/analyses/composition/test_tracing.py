@@ -21,6 +21,7 @@ from hc_lens.metrics import over_cases
 from tests import tiny
 from tests.analyses.composition.twins import rows, twin
 from tests.commands import invoke
+from tests.damage import DAMAGES
 from tests.hc_lens.pairs import deep_model, pair_batches, pair_task
 
 CORE = ["L1.H2", "L0.H1"]
@@ -104,6 +105,18 @@ def test_a_trace_goes_to_disk_and_back(found, tmp_path):
 def test_a_folder_without_a_trace_is_refused(tmp_path):
     with pytest.raises(HcLensError, match=r"expected a folder that Trace\.save wrote"):
         Trace.load(tmp_path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["trace.json", "edges.csv"])
+def test_a_damaged_trace_is_refused(found, tmp_path, damage, name):
+    damage(found.save(tmp_path) / name)
+    with pytest.raises(HcLensError, match=r"expected a folder that Trace.save wrote"):
+        Trace.load(tmp_path)
+
+
+def test_a_trace_of_another_format_is_refused(found, tmp_path):
+    found.save(tmp_path)
     (tmp_path / "trace.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(HcLensError, match="format 'other'"):
         Trace.load(tmp_path)

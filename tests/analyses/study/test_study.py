@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,15 @@ import pytest
 
 from hc_lens.analyses import study
 from hc_lens.analyses.study.config import StudyConfig, demo
+from hc_lens.analyses.study.steps import KIND
 from hc_lens.errors import HcLensError
-from hc_lens.records import digest, read_table
+from hc_lens.locks import alone
+from hc_lens.records import DamagedWarning, Records, digest, read_table, unsealed
+from hc_lens.show.kept import ABOUT
 from hc_lens.show.report import show
 from tests.browser import running_browser
 from tests.commands import invoke
+from tests.damage import DAMAGES
 
 pytestmark = pytest.mark.slow
 
@@ -174,14 +179,62 @@ def test_a_change_redoes_only_what_it_touches(run: Path) -> None:
     study.run(small(), run, command="hc-lens demo", workers=0, progress=False)
 
 
-def test_a_page_that_the_user_changed_is_never_written_over(run: Path) -> None:
+def again(run: Path) -> list[str]:
+    """Run the same study again; the lines of the steps that it did."""
+    lines: list[str] = []
+    study.run(small(), run, command="hc-lens demo", workers=0, progress=False, say=lines.append)
+    return lines
+
+
+def test_a_page_that_the_user_changed_is_set_aside_and_never_written_over(run: Path) -> None:
     page = run / "report.html"
     ours = page.read_text()
     page.write_text("my notes")
-    with pytest.raises(HcLensError, match="move it away and run the same command again"):
-        study.run(small(), run, progress=False)
-    assert page.read_text() == "my notes"
-    page.write_text(ours)
+    with pytest.warns(DamagedWarning, match=r"not as this study wrote it: it is now report\.other"):
+        assert again(run) == []
+    assert page.read_text() == ours
+    assert (run / "report.other-1.html").read_text() == "my notes"
+    (run / "report.other-1.html").unlink()
+
+
+def test_two_studies_do_not_write_to_one_folder(run: Path) -> None:
+    lock = run / ".unfinished" / "lock"
+    with alone(lock), pytest.raises(HcLensError, match="expected to be the only one that writes"):
+        study.run(small(), run, workers=0, progress=False, force=True)
+    assert again(run) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_list_of_pages_does_not_make_the_page_somebody_elses(run: Path, damage) -> None:
+    pages = run / "pages.json"
+    damage(pages)
+    assert again(run) == []
+    assert digest((run / "report.html").read_bytes()) in unsealed(pages.read_bytes())["pages"]
+    assert not list(run.glob("report.other*"))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    zip(
+        ["evaluate/evaluation.csv", "attention/patterns.json", "report/facts.json"],
+        DAMAGES,
+        strict=True,
+    ),
+)
+def test_a_damaged_step_is_not_read_and_is_done_again(run: Path, file: str, damage) -> None:
+    step, path = file.partition("/")[0], run / "steps" / file
+    before = path.read_bytes()
+    damage(path)
+    for read in (study.summary, lambda folder: study.report(folder, folder.parent / "page.html")):
+        with (
+            pytest.warns(DamagedWarning, match=f"steps/{file} is damaged"),
+            pytest.raises(HcLensError, match=f"the steps {step} are missing or damaged; finish"),
+        ):
+            read(run)
+    with pytest.warns(DamagedWarning, match=f"steps/{file} is damaged"):
+        lines = again(run)
+    assert [line.split(": ")[1] for line in lines] == list(dict.fromkeys([step, "report"]))
+    assert path.read_bytes() == before
 
 
 def test_a_study_that_was_killed_ends_with_the_same_page(run: Path, tmp_path: Path) -> None:
@@ -244,6 +297,49 @@ def test_the_folder_of_another_model_is_refused(run: Path) -> None:
     other = dataclasses.replace(small(), model="organism:200")
     with pytest.raises(HcLensError, match=r"expected to continue the work in .*whose model is"):
         study.run(other, run, progress=False)
+
+
+def test_a_page_that_somebody_laid_beside_the_patterns_is_not_shown(
+    run: Path, tmp_path: Path
+) -> None:
+    strange = [run / "steps" / "attention" / f"pattern-{index}.html" for index in (0, 9)]
+    for path in strange:
+        path.write_text("<script>document.title = 'ran'</script>laid here")
+    page = study.report(run, tmp_path / "page.html")
+    for path in strange:
+        path.unlink()
+    assert "laid here" not in page.read_text("utf-8")
+    assert page.read_text("utf-8").count('class="hc-lens-canvas"') == 2
+
+
+NASTY = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 1\">"
+
+
+@pytest.mark.browser
+def test_the_page_of_patterns_that_somebody_wrote_anew_runs_nothing(
+    run: Path, tmp_path: Path
+) -> None:
+    forged = tmp_path / "run"
+    shutil.copytree(run, forged)
+    records = Records.existing(forged, KIND)
+    files = records.read("steps/attention") or {}
+    about = json.loads(files[ABOUT])
+    for figure in about:
+        figure |= {name: [NASTY] * len(figure[name]) for name in ("tokens", "heads")}
+        figure["title"] = NASTY
+    records.remove("steps/attention")
+    # With hashes and a seal that are right, as somebody who knows the format would make them.
+    records.write("steps/attention", {**files, ABOUT: json.dumps(about).encode()})
+    page = study.report(forged, tmp_path / "page.html")
+    texts = "return [...document.querySelectorAll('.hc-lens-token')].map(node => node.textContent)"
+    with running_browser(tmp_path) as window:
+        window.open(page, "document.readyState === 'complete'")
+        window.run("document.querySelector('#attention .hc-lens-canvas').scrollIntoView()")
+        time.sleep(1)
+        assert window.run("return document.querySelectorAll('canvas').length") > 0
+        assert set(window.run(texts)) == {NASTY}
+        assert window.run("return document.title") == small().title
+        assert window.errors() == []
 
 
 @pytest.mark.browser

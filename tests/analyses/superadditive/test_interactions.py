@@ -92,7 +92,7 @@ def test_measured_interactions_are_exact(setting):
         assert row["excess"] == pytest.approx((f - both) - sum(max(0, drop) for drop in drops))
         assert row["low"] <= row["excess"] <= row["high"]
     # Equal interactions are equal to the last digit: their ranks are tied.
-    wholes = [round(count / batches.n_rows, 12) for count in range(-40, 41)]
+    wholes = np.round(np.arange(-40, 41) / batches.n_rows, 10)
     assert found.measured["accuracy_interaction"].isin(wholes).all()
 
 

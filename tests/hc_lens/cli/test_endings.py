@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hc_lens.errors import HcLensError
+from hc_lens.records import failed
 from tests.interrupts import heed_interrupts
 
 MISSING = ("finetune", "model", "--out", "run")
@@ -79,6 +80,44 @@ def test_a_full_disk_is_one_clear_line(prune, monkeypatch, error):
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            PermissionError(13, "Permission denied", "x/page.html"),
+            "expected access at x/page.html, got 'Permission denied'; give access, or name another "
+            "folder",
+        ),
+        (
+            OSError(30, "Read-only file system", "x/page.html"),
+            "expected a disk that works at x/page.html, got 'Read-only file system'; check it and "
+            "run the same command again, finished work is kept",
+        ),
+        (
+            OSError(5, "Input/output error"),
+            "expected a disk that works, got 'Input/output error'; check it and run the same "
+            "command again, finished work is kept",
+        ),
+        (
+            OSError(28, "No space left on device", "x/page.html"),
+            "expected room on the disk, got none left at x/page.html; free some and run the same "
+            "command again, finished work is kept",
+        ),
+    ],
+    ids=["no access", "read-only", "broken", "full"],
+)
+def test_a_disk_that_fails_is_one_clear_line(prune, monkeypatch, error, line):
+    fail(monkeypatch, error)
+    assert prune().stderr.splitlines()[-1] == f"hc-lens: {line}"
+
+
+def test_a_folder_that_is_full_is_named(prune, monkeypatch):
+    error = failed("/tmp/hc_lens", OSError(28, "No space left on device"))
+    error.__cause__ = OSError(28, "No space left on device")
+    fail(monkeypatch, error)
+    assert "expected to write to /tmp/hc_lens, got OSError" in prune().stderr.splitlines()[-1]
+
+
 def test_a_full_disk_behind_another_error_is_told_too(prune, monkeypatch):
     error = HcLensError("expected a store")
     error.__cause__ = OSError(28, "No space left on device")
@@ -121,4 +160,8 @@ def test_ctrl_c_in_the_middle_of_a_process(read, tmp_path):
     assert said.count("\n") == 1
     assert said.startswith("hc-lens: stopped")
     found = {path.name for path in (tmp_path / "x").iterdir()}
-    assert found - {".unfinished"} == {"command.toml", "means.safetensors", "records.json"}
+    assert found - {".unfinished", ".records.json"} == {
+        "command.toml",
+        "means.safetensors",
+        "records.json",
+    }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -117,3 +118,14 @@ def test_an_unknown_format_is_a_usage_error(call, read):
     done = call("evaluate", *read, "--format", "xls")
     assert done.exit_code == 2
     assert 'Invalid value "xls" for --format. Choose from: "csv", "parquet".' in done.stderr
+
+
+def test_means_that_are_gone_from_beside_a_subnetwork_are_not_replaced_in_silence(
+    call, read, pruned, tmp_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(pruned, copy)
+    (copy / "means.safetensors").unlink()
+    ended = call("evaluate", *read, "--subnetwork", str(copy))
+    assert ended.exit_code == 1
+    assert "expected means.safetensors in" in ended.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 from hc_lens.cli import finetune
 from hc_lens.cli.parse import parse
 from hc_lens.settings import read_settings
+from tests.damage import flip
 
 
 def test_checkpoints_are_written_and_the_last_accuracies_printed(call, model, rows, tmp_path):
@@ -16,6 +17,10 @@ def test_checkpoints_are_written_and_the_last_accuracies_printed(call, model, ro
     assert "checkpoints  0 1 2" in done.stdout
     assert (tmp_path / "run" / "step-00002" / "model.safetensors").is_file()
     assert read_settings(tmp_path / "run" / "command.toml")["batch_size"] == 2
+    settings = (tmp_path / "run" / "command.toml").read_bytes()
+    flip(tmp_path / "run" / "command.toml")
+    assert call(*line, "--checkpoint-every", 1).stdout == done.stdout
+    assert (tmp_path / "run" / "command.toml").read_bytes() == settings
     again = call("finetune", "--config", "run/command.toml", "--json")
     assert again.exit_code == 0, again.output
     document = json.loads(again.stdout)

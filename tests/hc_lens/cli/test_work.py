@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hc_lens.locks import alone
 from tests import tiny
+from tests.damage import DAMAGES, flip
 
 
 @pytest.fixture
@@ -82,12 +85,74 @@ def test_a_file_in_the_folders_place_is_an_error(means, tmp_path):
     assert "expected a folder, got the file m" in done.stderr
 
 
-def test_a_damaged_result_is_an_error(means, tmp_path):
+def test_a_folder_that_another_command_is_writing_to_is_refused(means, tmp_path):
     means()
-    (tmp_path / "m" / "result.json").write_text("{")
-    done = means()
-    assert done.exit_code == 1
-    assert "expected the result in m as it was written, got files that have changed" in done.stderr
+    lock = tmp_path / "m" / ".unfinished" / "lock"
+    with alone(lock):
+        for more in ((), ("--force",)):
+            done = means(*more)
+            assert done.exit_code == 1
+            assert "expected to be the only one that writes to" in done.stderr
+    assert means("--force").exit_code == 0
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "file", ["result.json", "table.csv", "command.toml", "done.json", "records.json"]
+)
+def test_a_damaged_result_is_computed_again(call, read, tmp_path, damage, file):
+    line = ("evaluate", *read, "--out", "e")
+    first = call(*line)
+    before = (tmp_path / "e" / file).read_bytes()
+    damage(tmp_path / "e" / file)
+    done = call(*line)
+    assert (done.exit_code, done.stdout) == (0, first.stdout), done.output
+    said = [text for text in done.stderr.splitlines() if "damaged" in text]
+    assert len(said) == 1
+    assert said[0].startswith("note: ")
+    assert f"{file} is damaged or gone" in said[0]
+    assert (tmp_path / "e" / file).read_bytes() == before
+
+
+def test_means_of_a_stopped_command_that_are_damaged_are_collected_again(call, read, tmp_path):
+    line = ("prune", *read, "--sparsity", 0.5, "--steps", 2, "--out", "x")
+    assert call(*line).exit_code == 0
+    before = (tmp_path / "x" / "means.safetensors").read_bytes()
+    (tmp_path / "x" / "done.json").unlink()
+    flip(tmp_path / "x" / "means.safetensors")
+    done = call(*line)
+    assert done.exit_code == 0, done.output
+    assert "they are collected again" in done.stderr
+    assert (tmp_path / "x" / "means.safetensors").read_bytes() == before
+
+
+def test_a_stopped_command_continues_with_its_means_and_ends_in_the_same_bytes(
+    call, read, tmp_path
+):
+    line = ("prune", *read, "--sparsity", 0.5, "--steps", 2, "--out", "x")
+    assert call(*line).exit_code == 0
+    before = (tmp_path / "x" / "result.json").read_bytes()
+    for name in ("done.json", "result.json"):
+        (tmp_path / "x" / name).unlink()
+    done = call(*line)
+    assert "collecting means" not in done.stderr
+    assert (tmp_path / "x" / "result.json").read_bytes() == before
+
+
+def test_means_of_rows_that_changed_after_a_stop_are_not_used(call, model, rows, tmp_path):
+    own = tmp_path / "rows"
+    shutil.copytree(rows, own)
+    line = ("prune", "--model", model, "--task", "mnli", "--path", own)
+    line += ("--sparsity", 0.5, "--steps", 2, "--out")
+    assert call(*line, "x").exit_code == 0
+    (tmp_path / "x" / "done.json").unlink()
+    for file in own.rglob("*"):
+        file.write_text(file.read_text().replace("doctor", "lawyer"))
+    done = call(*line, "x")
+    assert "collecting means" in done.stderr
+    assert call(*line, "new").exit_code == 0
+    new, continued = ((tmp_path / name / "means.safetensors").read_bytes() for name in ("new", "x"))
+    assert continued == new
 
 
 def test_a_folder_of_an_older_layout_is_refused_and_left_alone(means, tmp_path):

@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import errno
 import math
+import socket
+import subprocess
+import sys
 from itertools import permutations
 
+import datasets
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hc_lens as hc
+import hc_lens.data.batches as batches_module
 from hc_lens.data.batches import MOST_PADDING, bucket, draw, named_batches, sample
 from hc_lens.errors import HcLensError
-from hc_lens.records import digest
+from hc_lens.records import DamagedWarning, RecordsError, digest
 from tests import tiny
+from tests.damage import DAMAGES, swap
 from tests.hc_lens.data.conftest import PAIRS
 
 NLI = ("entailment", "neutral", "contradiction")
@@ -309,11 +317,81 @@ def test_cases_go_with_their_rows(bert):
 
 def test_tokens_are_read_from_the_cache_the_second_time(bert, task, cache, monkeypatch):
     first = everything(task.batches(bert, token_budget=30))
-    files = list((cache / "hc_lens").iterdir())
+    files = sorted((cache / "hc_lens").rglob("*.arrow"))
     monkeypatch.setattr(type(bert.tokenizer), "__call__", None)
     assert same(first, everything(task.batches(bert, token_budget=30)))
-    assert list((cache / "hc_lens").iterdir()) == files
+    assert sorted((cache / "hc_lens").rglob("*.arrow")) == files
     assert len(files) == 1
+
+
+def test_what_a_dead_process_left_in_the_cache_is_removed_when_tokens_are_read(bert, task, cache):
+    task.batches(bert)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = cache / "hc_lens" / ".unfinished" / f"{socket.gethostname()}@{ended.pid}-{'0' * 32}"
+    left.mkdir()
+    task.batches(bert)
+    assert not left.exists()
+
+
+def test_each_version_of_datasets_has_tokens_of_its_own(bert, task, cache, monkeypatch):
+    first = everything(task.batches(bert, token_budget=30))
+    monkeypatch.setattr(batches_module, "datasets_version", "0")
+    assert same(first, everything(task.batches(bert, token_budget=30)))
+    assert len(list((cache / "hc_lens").rglob("*.arrow"))) == 2
+
+
+def edit_ids(path):
+    """Write other token ids into a table that can be read."""
+    table = datasets.Dataset.from_file(str(path)).with_format("arrow")[:]
+    ids = pa.array([[5] * len(row) for row in table["input_ids"].to_pylist()], pa.list_(pa.int32()))
+    changed = table.set_column(table.column_names.index("input_ids"), "input_ids", ids)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, changed.schema) as stream:
+        stream.write_table(changed)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, edit_ids])
+def test_damaged_tokens_are_made_again(bert, task, cache, damage):
+    first = [
+        {name: tensor.clone() for name, tensor in batch.inputs.items()}
+        for batch in task.batches(bert, token_budget=30)
+    ]
+    (file,) = (cache / "hc_lens").rglob("*.arrow")
+    damage(file)
+    with pytest.warns(DamagedWarning, match=r"tokens\.arrow is damaged"):
+        again = task.batches(bert, token_budget=30)
+    for batch, inputs in zip(again, first, strict=True):
+        assert all(torch.equal(batch.inputs[name], inputs[name]) for name in inputs)
+
+
+def test_tokens_that_changed_places_are_made_again(bert, task, cache):
+    one, other = task.batches(bert), task.batches(bert, max_length=8)
+    lengths = [batches.tokens.shape[1] for batches in (one[0], other[0])]
+    del one, other
+    swap(*(file.parent for file in (cache / "hc_lens").rglob("*.arrow")))
+    with pytest.warns(DamagedWarning):
+        again = [task.batches(bert)[0], task.batches(bert, max_length=8)[0]]
+    assert [batch.tokens.shape[1] for batch in again] == lengths
+
+
+def test_a_full_cache_is_named(bert, task, cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hc_lens.records._write_flushed", full)
+    message = rf"token ids to '{cache}/hc_lens', got .*No space left on device; make room there"
+    with pytest.raises(RecordsError, match=message):
+        task.batches(bert)
+
+
+def test_a_cache_that_can_only_be_read_is_read(bert, task, cache, monkeypatch):
+    first = everything(task.batches(bert))
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("hc_lens.records._write_flushed", refuse)
+    assert same(first, everything(task.batches(bert)))
 
 
 def test_every_setting_that_matters_changes_the_fingerprint(bert, gpt2, task):

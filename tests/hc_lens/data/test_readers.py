@@ -101,8 +101,8 @@ def test_a_mapping_keeps_its_split_names(tmp_path):
 
 def test_saved_datasets_are_read(tmp_path):
     dataset = datasets.Dataset.from_list(ROWS)
-    dataset.save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "two")
+    dataset.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(str(tmp_path / "two"))
     assert texts(readers.read_files(tmp_path / "one")) == [row["text"] for row in ROWS]
     assert set(readers.read_files(tmp_path / "two")) == {"train", "test"}
 

@@ -69,7 +69,7 @@ def test_the_columns_and_labels_of_public_copies_are_known(tmp_path, name, frame
 def test_the_names_of_a_class_label_win_over_its_order(tmp_path):
     names = ["contradiction", "entailment", "neutral"]
     rows = datasets.Dataset.from_pandas(pairs(premise=0, hypothesis=0, label=[0, 1, -1]))
-    rows.cast_column("label", datasets.ClassLabel(names=names)).save_to_disk(tmp_path)
+    rows.cast_column("label", datasets.ClassLabel(names=names)).save_to_disk(str(tmp_path))
     task = hc.Task.named("mnli", tmp_path)
     assert task.dataset()["label"][:] == [2, 0]
     assert task.n_dropped() == 1
@@ -122,7 +122,8 @@ def test_a_named_task_asks_the_hub_for_the_right_repository(monkeypatch):
     asked = []
     table = datasets.Dataset.from_pandas(pairs(premise=0, hypothesis=0, label=[0, 1, 1]))
 
-    def load_dataset(repo, config, revision):
+    def load_dataset(repo, config, revision, trust_remote_code):
+        assert trust_remote_code is False
         asked.append((repo, config, revision))
         return {"validation": table}
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import shutil
@@ -19,8 +18,10 @@ from hc_lens.evaluation import evaluate
 from hc_lens.finetuning import checkpoints
 from hc_lens.finetuning.config import FinetuneConfig
 from hc_lens.finetuning.train import finetune, rows_of
-from hc_lens.records import RecordsError
+from hc_lens.locks import alone
+from hc_lens.records import DamagedWarning, RecordsError, unsealed
 from tests import tiny
+from tests.damage import DAMAGES, flip
 
 ROWS = [
     {
@@ -85,7 +86,8 @@ def moments(folder, step):
 
 def half_written(folder):
     """The files of records that did not get their name."""
-    return [path.name for path in (folder / records.UNFINISHED).rglob("*") if path.is_file()]
+    files = [path.name for path in (folder / records.UNFINISHED).rglob("*") if path.is_file()]
+    return [name for name in files if name != records.LOCK]
 
 
 def assert_same_bits(left, right):
@@ -328,6 +330,24 @@ def test_a_model_that_cannot_be_trained_is_an_error(tmp_path):
         finetune(config, make_task(), tmp_path / "run", CONFIG, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pytorch_model.bin", b"no weights"),
+        ("pytorch_model.bin", b""),
+        ("model.safetensors.index.json", b"[1]"),
+        ("model.safetensors.index.json", b"{}"),
+        ("model.safetensors.index.json", b'{"metadata": {}, "weight_map": {"a": 5}}'),
+    ],
+)
+def test_weights_that_cannot_be_read_are_an_error(tmp_path, name, content):
+    tiny.tiny_hf("bert").save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(HcLensError, match=rf"expected .* weights in \S+/{name}.* save the check"):
+        run(tmp_path / "run", tmp_path / "model")
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_its_checkpoints(tmp_path):
     model = tiny.tiny_hf("bert")
     with torch.no_grad():
@@ -357,19 +377,69 @@ def test_an_unknown_step_lists_the_steps(tmp_path):
         result.load(5)
 
 
-def test_a_checkpoint_directory_that_lost_its_optimizer_is_an_error(tmp_path):
+def test_a_run_that_lost_its_last_checkpoint_is_repeated_to_the_same_bits(tmp_path):
     result = run(tmp_path / "run")
+    expected = weights(result.folder, 6)
     shutil.rmtree(result.checkpoint(6))
-    with pytest.raises(HcLensError, match=r"expected optimizer\.safetensors"):
-        run(tmp_path / "run")
+    assert run(tmp_path / "run").history.equals(result.history)
+    assert_same_bits(weights(result.folder, 6), expected)
 
 
-def test_a_damaged_last_checkpoint_is_not_continued_from(tmp_path):
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("step", "file"),
+    [(6, "model.safetensors"), (6, "history.csv"), (2, "model.safetensors"), (2, "done.json")],
+)
+def test_a_damaged_checkpoint_is_not_used_and_is_made_again(tmp_path, damage, step, file):
     result = run(tmp_path / "run")
-    path = result.checkpoint(6) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(HcLensError, match=r"for step-00004, the last complete checkpoint"):
+    place = result.checkpoint(step) / file
+    before = place.read_bytes()
+    damage(place)
+    with (
+        pytest.warns(DamagedWarning, match=f"step-0000{step}/{file} is damaged"),
+        pytest.raises(HcLensError, match=rf"checkpoint of step {step} in .* got a damaged one"),
+    ):
+        result.load(step)
+    with pytest.warns(DamagedWarning, match=f"step-0000{step}/{file} is damaged"):
+        again = run(tmp_path / "run")
+    assert again.history.equals(result.history)
+    assert place.read_bytes() == before
+
+
+def test_an_older_state_of_the_optimizer_that_a_kill_left_is_removed(tmp_path):
+    states = run(tmp_path / "run").folder / "optimizer"
+    shutil.copytree(states / "step-00006", states / "step-00004")
+    run(tmp_path / "run")
+    assert [folder.name for folder in states.iterdir()] == ["step-00006"]
+
+
+def test_a_folder_that_only_looks_like_a_checkpoint_is_none(tmp_path):
+    (run(tmp_path / "run").folder / "step-99999").mkdir()
+    with pytest.warns(DamagedWarning, match="step-99999/done.json is damaged"):
+        again = run(tmp_path / "run")
+    assert again.steps == (0, 2, 4, 6)
+    assert again.checkpoint().name == "step-00006"
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    result = run(tmp_path / "run")
+    lock = result.folder / ".unfinished" / "lock"
+    with alone(lock), pytest.raises(HcLensError, match="expected to be the only one that writes"):
         run(tmp_path / "run")
+    run(tmp_path / "run")
+
+
+def test_a_damaged_state_of_the_optimizer_is_not_continued_from(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(patch, "stopped/step-00004")
+        with pytest.raises(Killed):
+            run(tmp_path / "stopped")
+    (state,) = (tmp_path / "stopped" / "optimizer").rglob("step-00002/*.safetensors")
+    flip(state)
+    with pytest.warns(DamagedWarning, match=r"optimizer/step-00002/optimizer\.safetensors"):
+        run(tmp_path / "stopped")
+    assert_same_bits(weights(whole.folder, 6), weights(tmp_path / "stopped", 6))
 
 
 def test_a_folder_in_the_layout_of_an_older_version_is_refused_and_not_touched(tmp_path):
@@ -404,7 +474,7 @@ def test_another_split_can_be_trained_on(tmp_path):
 
 def test_the_marker_says_what_the_run_is(tmp_path):
     result = run(tmp_path / "run")
-    written = json.loads((result.folder / "records.json").read_text())
+    written = unsealed((result.folder / "records.json").read_bytes())
     assert written["about"]["config"]["seed"] == 7
     assert set(written) == {"format", "kind", "about"}
     assert set(written["about"]) == {"config", "model", "data", "evaluation"}

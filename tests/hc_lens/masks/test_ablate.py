@@ -4,6 +4,7 @@ from transformer_lens import HookedTransformer
 from transformer_lens.model_bridge import TransformerBridge
 
 import hc_lens as hc
+from hc_lens.masks.hooks import LostMaskWarning
 from hc_lens.models.quiet import quiet
 from tests import tiny
 from tests.batches import random_batches
@@ -209,15 +210,38 @@ def test_a_handle_stays_until_it_is_detached(hooked, batches, means):
     assert hooks_of(hooked) == before
 
 
-def test_reset_hooks_by_the_user_does_not_break_detach(hooked, batches, means):
+def test_reset_hooks_by_the_user_ends_the_ablation_with_a_warning(hooked, batches, means):
     full = hooked(**batches[0].inputs)
-    with hc.ablate(hooked, EVERYTHING, means) as handle:
-        hooked.reset_hooks()
-        assert not handle.attached
-        hooked.add_hook("blocks.0.attn.hook_z", lambda value, hook: None)
-        added = hooks_of(hooked)
+    message = r"the mask \(L0\.H0, .* removed\).*blocks\.0\.attn\.hook_z.*reset_hooks\(\)"
+    handle = hc.ablate(hooked, EVERYTHING, means).__enter__()
+    hooked.reset_hooks()
+    assert not handle.attached
+    hooked.add_hook("blocks.0.attn.hook_z", lambda value, hook: None)
+    added = hooks_of(hooked)
+    with pytest.warns(LostMaskWarning, match=message):
+        handle.__exit__(None, None, None)
     assert hooks_of(hooked) == added
     assert torch.equal(hooked(**batches[0].inputs), full)
+
+
+def test_a_mask_that_lost_one_of_its_hooks_warns_too(hooked, means):
+    with (
+        pytest.warns(LostMaskWarning, match=r"hook_mlp_out'\] \(1 in all\)"),
+        hc.ablate(hooked, ["L0.H0", "L1.MLP"], means),
+    ):
+        hooked.hook_dict["blocks.1.hook_mlp_out"].remove_hooks()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mask_that_is_taken_off_on_purpose_does_not_warn(hooked, batches, means):
+    with hc.ablate(hooked, EVERYTHING, means) as handle:
+        handle.detach()
+    with hc.ablate(hooked, EVERYTHING, means), hc.ablate(hooked, ["L0.H0"], means):
+        hc.detach_all(hooked)
+    with hc.ablate(hooked, EVERYTHING, means):
+        hooked.run_with_cache(**batches[0].inputs)
+        with hooked.hooks([("blocks.0.attn.hook_z", lambda value, hook: None)]):
+            hooked(**batches[0].inputs)
 
 
 def test_masks_work_without_gradients(hooked, batches, means):

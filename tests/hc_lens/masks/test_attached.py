@@ -104,6 +104,8 @@ hc.scan(model, batches, "zero", [["L1.H0"]], progress=False)
 sent = pickle.loads(cloudpickle.dumps(model))
 print(len(hc.attached(model)), len(hc.detach_all(sent)), hc.attached(sent))
 print(torch.equal(sent(**batches[0].inputs), full))
+with hc.ablate(model, ["L0.H0"], "zero"):
+    model.reset_hooks()
 """
 
 
@@ -121,8 +123,9 @@ def test_a_model_goes_to_another_process_with_its_mask_as_ray_sends_it(plain):
 
 
 @pytest.mark.slow
-def test_the_warning_points_at_the_line_of_the_user(plain):
+def test_the_warnings_point_at_the_lines_of_the_user(plain):
     assert "<string>:8: MaskedModelWarning: expected a model without masks" in plain.stderr
+    assert "<string>:12: LostMaskWarning: expected the mask (L0.H0 removed)" in plain.stderr
 
 
 def test_a_lost_handle_keeps_no_model_alive():

@@ -1,13 +1,16 @@
 import inspect
+import json
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import hc_lens as hc
 from hc_lens.masks.hooks import hook_points
 from hc_lens.masks.means import Means
 from tests import tiny
 from tests.batches import random_batches, single_rows
+from tests.damage import DAMAGES
 
 LENGTHS = ((9, 5, 2), (7, 7), (3,))
 
@@ -92,6 +95,42 @@ def test_saved_means_come_back_bit_by_bit(hooked, tmp_path, by):
     assert back.fingerprint == means.fingerprint
     for name, value in means.at_token.items():
         assert torch.equal(back.at_token[name], value)
+
+
+def test_means_are_the_same_bytes_each_time(hooked, tmp_path):
+    means = hc.collect_means(hooked, random_batches(hooked), progress=False)
+    files = {means.save(tmp_path / str(number)).read_bytes() for number in range(20)}
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_of_means_is_refused(hooked, tmp_path, damage):
+    means = hc.collect_means(hooked, random_batches(hooked), progress=False)
+    path = means.save(tmp_path / "means.safetensors")
+    damage(path)
+    with pytest.raises(hc.HcLensError, match=r"got .*; (collect and )?save"):
+        Means.load(path)
+
+
+def test_edited_numbers_beside_the_means_are_refused(hooked, tmp_path):
+    path = hc.collect_means(hooked, random_batches(hooked), progress=False).save(tmp_path / "m")
+    for old, new in ((rb"n_rows\": 5", rb"n_rows\": 6"), (b"hook_z", b"hook_y")):
+        content = path.read_bytes()
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+        with pytest.raises(hc.HcLensError, match="content that has changed since it was written"):
+            Means.load(path)
+        path.write_bytes(content)
+    Means.load(path)
+
+
+def test_means_of_an_older_version_are_read(hooked, tmp_path):
+    means = hc.collect_means(hooked, random_batches(hooked), progress=False)
+    about = {"model": means.model, "n_rows": means.n_rows, "n_tokens": means.n_tokens}
+    tensors = {f"token/{name}": value for name, value in means.at_token.items()}
+    older = {"format": "hc_lens.means.1", "about": json.dumps(about)}
+    (tmp_path / "m").write_bytes(save(tensors, metadata=older))
+    assert Means.load(tmp_path / "m").fingerprint == means.fingerprint
 
 
 def test_means_of_another_model_are_refused_before_any_forward():

@@ -1,11 +1,13 @@
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 
 import hc_lens as hc
-from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.fingerprint import fingerprint, weighted_sums
 from tests import tiny
 
 
@@ -46,4 +48,94 @@ def test_hooks_do_not_change_the_fingerprint():
     model = hc.load(tiny.tiny_hf("bert"))
     before = fingerprint(model)
     model.add_hook("blocks.0.hook_mlp_out", lambda value, hook: value * 2)
+    assert fingerprint(model) == before
+
+
+def through_data(weight):
+    weight.data[3, 1] += 1.0
+
+
+def through_numpy(weight):
+    weight.detach().numpy()[3, 1] += 1.0
+
+
+def one_bit(weight):
+    weight.detach().numpy().view("uint32")[3, 1] ^= 1
+
+
+def swap(weight):
+    values = weight.detach().numpy()
+    values[3, 1], values[5, 2] = values[5, 2], values[3, 1]
+
+
+def signs_of_a_column(weight):
+    weight.detach().numpy()[:, 1] *= -1
+
+
+EDITS = (through_data, through_numpy, one_bit, swap, signs_of_a_column)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_that_torch_does_not_count_changes_the_fingerprint(edit, family):
+    model = hc.load(tiny.tiny_hf(family))
+    before, weight = model.fingerprint, model.blocks[1].mlp.W_in
+    kept, state = weight.detach().clone(), (weight._version, weight.data_ptr())
+    edit(weight)
+    assert (weight._version, weight.data_ptr()) == state
+    assert model.fingerprint != before
+    weight.detach().copy_(kept)
+    assert model.fingerprint == before
+
+
+def test_other_labels_on_the_same_model_change_the_fingerprint():
+    model = hc.load(tiny.tiny_hf("bert"))
+    before, kept = model.fingerprint, dict(model.labels)
+    model.labels[0], model.labels[1] = model.labels[1], model.labels[0]
+    assert model.fingerprint != before
+    model.labels = kept
+    assert model.fingerprint == before
+
+
+def test_a_language_models_own_fingerprint_follows_its_weights():
+    config = transformers.GPT2Config(**tiny.GPT2, vocab_size=tiny.VOCABULARY)
+    with torch.random.fork_rng():
+        model = hc.load(transformers.GPT2LMHeadModel(config))
+    before = model.fingerprint
+    assert copy.deepcopy(model).fingerprint == before
+    through_data(model.blocks[1].mlp.W_in)
+    assert model.fingerprint == fingerprint(model) != before
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_weighted_sums_that_stand_for_a_tensor_off_the_processor_notice_every_edit(edit):
+    weight = torch.arange(40.0).reshape(10, 4)
+    before = weighted_sums(weight.reshape(-1)).tolist()
+    assert weighted_sums(weight.clone().reshape(-1)).tolist() == before
+    edit(weight)
+    assert weighted_sums(weight.reshape(-1)).tolist() != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_weighted_sums_read_values_of_any_size(dtype):
+    values = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
+    swapped = torch.tensor([2.0, 1.0, 3.0]).to(dtype)
+    assert weighted_sums(values).tolist() != weighted_sums(swapped).tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        ("blocks.0.attn", "attn_scale", 1.0),
+        ("blocks.1.mlp", "act_fn", torch.relu),
+        ("blocks.0.ln1", "eps", 0.5),
+    ],
+)
+def test_a_setting_of_a_module_that_is_changed_by_hand_changes_the_fingerprint(place, name, value):
+    model = hc.load(tiny.tiny_hf("bert"))
+    before, module = fingerprint(model), model.get_submodule(place)
+    kept = getattr(module, name)
+    setattr(module, name, value)
+    assert fingerprint(model) != before
+    setattr(module, name, kept)
     assert fingerprint(model) == before

@@ -1,9 +1,13 @@
 """From a directory: what loads, what is refused, and what is left untouched."""
 
+import io
 import json
 import logging
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -12,9 +16,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformer_lens import HookedEncoder, HookedTransformer
+from transformer_lens import loading_from_pretrained as converters
 
 import hc_lens as hc
+from hc_lens.finetuning.checkpoints import trainable
+from hc_lens.models.loading import read_tokenizer
+from hc_lens.records import MARKER, SCRATCH, Records
 from tests import tiny
+from tests.damage import DAMAGES, truncate
 
 
 @pytest.fixture
@@ -265,6 +274,263 @@ def test_a_config_with_more_layers_than_the_weights_says_how_many_there_are(chec
         hc.load(checkpoint)
 
 
+def test_a_config_with_fewer_layers_than_the_weights_says_how_many_there_are(checkpoint):
+    edit_config(checkpoint, num_hidden_layers=1)
+    with pytest.raises(
+        hc.HcLensError, match=r"weights of 1 layers.*got 2; set num_hidden_layers to 2"
+    ):
+        hc.load(checkpoint)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 1_000_000])
+def test_a_config_with_no_layers_or_far_too_many_is_refused_before_weights_are_read(
+    checkpoint, layers
+):
+    edit_config(checkpoint, num_hidden_layers=layers)
+    with pytest.raises(hc.HcLensError, match=f"expected 1 to 1000 layers.*got {layers}"):
+        hc.load(checkpoint)
+
+
+def test_an_architecture_that_is_no_name_is_refused(checkpoint):
+    edit_config(checkpoint, architectures=[5])
+    with pytest.raises(hc.HcLensError):
+        hc.load(checkpoint)
+
+
 def test_names_of_the_logits_must_be_as_many_as_the_logits():
     with pytest.raises(hc.HcLensError, match=r"each of the model's 3 labels, got \['a', 'b'\]"):
         hc.load(tiny.tiny_hf("bert"), labels=["a", "b"])
+
+
+@pytest.fixture
+def hostile(checkpoint, tmp_path, monkeypatch) -> Path:
+    """A checkpoint that asks for its own Python file, which leaves a mark; the user says yes."""
+    code = f"open({str(tmp_path / 'mark')!r}, 'w').close()\nclass Own: pass\n"
+    (checkpoint / "own.py").write_text(code)
+    kinds = ("AutoConfig", "AutoModelForSequenceClassification", "AutoModelForCausalLM")
+    edit_config(checkpoint, auto_map=dict.fromkeys(kinds, "own.Own"))
+    place = checkpoint / "tokenizer_config.json"
+    mapped = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    place.write_text(json.dumps({**json.loads(place.read_text()), **mapped}))
+    # The modules that transformers copies code to, in case it does.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "own"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    return checkpoint
+
+
+def test_code_of_a_checkpoint_of_an_unknown_kind_is_refused_without_a_question(
+    hostile, tmp_path, capsys
+):
+    edit_config(hostile, model_type="own")
+    refused = r"one of the families.*custom code.*never run"
+    with pytest.raises(hc.HcLensError, match=refused):
+        hc.load(hostile)
+    with pytest.raises(hc.HcLensError, match=refused):
+        trainable(hostile, ("a", "b"), None)
+    with pytest.raises(hc.HcLensError, match=r"readable tokenizer.*custom code"):
+        read_tokenizer(hostile)
+    assert "[y/N]" not in capsys.readouterr().out
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_code_of_a_checkpoint_of_a_known_kind_is_left_alone(family, hostile, tmp_path):
+    tiny.tiny_hf(family).save_pretrained(tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    config["auto_map"] = json.loads((hostile / "config.json").read_text())["auto_map"]
+    (hostile / "config.json").write_text(json.dumps(config))
+    shutil.copy(tmp_path / "plain" / "model.safetensors", hostile)
+    loaded = hc.load(hostile, tokenizer=tiny.tokenizer_for(family))
+    assert loaded.fingerprint == hc.load(tiny.tiny_hf(family)).fingerprint
+    trainable(hostile, tuple(tiny.MNLI_LABELS.values()), tiny.tokenizer_for(family))
+    assert not (tmp_path / "mark").exists()
+
+
+class Hostile:
+    """What leaves a mark when a pickle of it is read."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.mark}",)
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"garbage" * 99)
+
+
+def without_plain_tensors(path: Path) -> None:
+    torch.save(["no", "weights"], path)
+
+
+def hostile_pickle(path: Path) -> None:
+    torch.save({"weight": Hostile(path.parent.parent / "mark")}, path)
+
+
+BAD_FILES = (garbage, truncate, without_plain_tensors, hostile_pickle)
+
+
+def refused(folder: Path, match: str) -> None:
+    """Loading and fine-tuning refuse a folder with the same line, and run nothing."""
+    with pytest.raises(hc.HcLensError, match=match):
+        hc.load(folder)
+    with pytest.raises(hc.HcLensError, match=match):
+        trainable(folder, ("a", "b"), None)
+    assert not (folder.parent / "mark").exists()
+
+
+def test_the_hostile_pickle_would_leave_a_mark(tmp_path):
+    (tmp_path / "folder").mkdir()
+    hostile_pickle(tmp_path / "folder" / "pickle.bin")
+    torch.load(tmp_path / "folder" / "pickle.bin", weights_only=False)
+    assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("spoil", BAD_FILES)
+def test_a_bad_bin_file_is_told_with_its_name_and_runs_nothing(checkpoint, spoil):
+    weights = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(weights, checkpoint / "pytorch_model.bin")
+    spoil(checkpoint / "pytorch_model.bin")
+    refused(checkpoint, r"expected readable weights in \S+/pytorch_model\.bin, got .*again$")
+
+
+@pytest.fixture(params=["safetensors", "bin"])
+def shards(request, checkpoint) -> Path:
+    """The index of a checkpoint in two files, of either kind."""
+    weights = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    is_bin, names = request.param == "bin", sorted(weights)
+    stem = "pytorch_model" if is_bin else "model"
+    where = {}
+    for number, part in enumerate((names[:20], names[20:]), start=1):
+        file = f"{stem}-{number}.{request.param}"
+        write = torch.save if is_bin else save_file
+        write({name: weights[name] for name in part}, checkpoint / file)
+        where |= dict.fromkeys(part, file)
+    index = checkpoint / f"{stem}.{request.param}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return index
+
+
+def edit_map(index: Path, change) -> None:
+    """Write an index with other files for its weights."""
+    about = json.loads(index.read_text())
+    files = {name: change(file) for name, file in about["weight_map"].items()}
+    index.write_text(json.dumps({**about, "weight_map": files}))
+
+
+def test_a_checkpoint_in_several_files_is_read(shards):
+    expected = hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer()).fingerprint
+    assert hc.load(shards.parent).fingerprint == expected
+
+
+@pytest.mark.parametrize("spoil", BAD_FILES)
+def test_a_bad_file_of_several_is_told_with_its_name(shards, spoil):
+    second = next(shards.parent.glob("*-2.*"))
+    spoil(second)
+    refused(shards.parent, rf"expected readable weights in \S+/{second.name}, got")
+
+
+@pytest.mark.parametrize("text", ["", "{,,", "[" * 100_000])
+def test_an_index_that_is_not_json_is_told_with_its_name(shards, text):
+    shards.write_text(text)
+    refused(shards.parent, rf"expected JSON in \S+/{shards.name}, got")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        [1],
+        {"metadata": {}},
+        {"metadata": {}, "weight_map": ["model-1.safetensors"]},
+        {"metadata": {}, "weight_map": {}},
+        {"metadata": {}, "weight_map": {"weight": 3}},
+        {"weight_map": {"weight": "model-1.safetensors"}},
+    ],
+)
+def test_an_index_of_another_form_is_told_with_its_name(shards, about):
+    shards.write_text(json.dumps(about))
+    refused(shards.parent, rf"expected an index of weights in \S+/{shards.name}, with")
+
+
+def test_an_index_that_leads_out_of_its_folder_is_refused(shards):
+    for file in shards.parent.glob("*-2.*"):
+        shutil.copy(file, shards.parent.parent)
+    there = shards.parent.parent
+    for lead in ("../{}", "sub/../../{}", f"{there}/{{}}"):
+        before = shards.read_text()
+        edit_map(shards, lambda file: lead.format(file) if "-2." in file else file)  # noqa: B023
+        refused(shards.parent, "weight_map that names files of its own folder")
+        shards.write_text(before)
+
+
+def test_an_index_that_names_a_file_that_is_not_there_is_told(shards):
+    edit_map(shards, lambda file: file.replace("-2.", "-9."))
+    refused(shards.parent, rf"the files that \S+/{shards.name} names, missing \['\S+-9\.\w+'\]")
+
+
+def test_weights_of_another_shape_are_named(checkpoint):
+    place = checkpoint / "model.safetensors"
+    weights = load_file(place)
+    save_file({**weights, "classifier.weight": torch.zeros(2, 32)}, place)
+    refused(checkpoint, r"the shapes that its config\.json .* others for \['classifier\.weight'\]")
+
+
+@pytest.fixture
+def kept(checkpoint, tmp_path) -> Path:
+    """A checkpoint as fine-tuning keeps it."""
+    records = Records(tmp_path / "run", "finetune")
+    records.write("step-00005", lambda out: shutil.copytree(checkpoint, out, dirs_exist_ok=True))
+    return records.folder("step-00005")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_kept_checkpoint_that_has_changed_is_refused(kept, file, damage):
+    assert hc.load(kept).fingerprint
+    damage(kept / file)
+    refused(kept, rf"as it was written, got another {file}; fine-tune again")
+
+
+def test_a_kept_checkpoint_may_be_copied_and_no_other_file_counts(kept, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(kept, copy)
+    (copy / "notes.txt").write_text("mine")
+    assert hc.load(copy).fingerprint == hc.load(kept).fingerprint
+    (copy / "model.safetensors").write_bytes(b"")
+    refused(copy, r"got another model\.safetensors")
+
+
+def test_a_done_file_is_damaged_in_a_run_and_somebody_elses_anywhere_else(kept, checkpoint):
+    (checkpoint / "done.json").write_text("")
+    assert hc.load(checkpoint).fingerprint == hc.load(kept).fingerprint
+    assert (kept.parent / MARKER).exists()
+    truncate(kept / "done.json")
+    refused(kept, r"got another done\.json")
+
+
+def test_a_decoder_loads_where_the_temporary_folder_is_named_like_a_model(tmp_path, monkeypatch):
+    (tmp_path / "llama-30b-gemma").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "llama-30b-gemma"))
+    expected = tiny.tiny_hf("gpt2")
+    assert hc.load(expected).cfg.original_architecture == "GPT2LMHeadModel"
+    assert list((tmp_path / "llama-30b-gemma").iterdir()) == []
+
+
+def test_what_a_killed_load_leaves_has_a_name_by_which_it_is_removed_later(tmp_path, monkeypatch):
+    seen = []
+
+    def killed(place, **_):
+        seen.extend(tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(converters, "get_pretrained_model_config", killed)
+    with pytest.raises(KeyboardInterrupt):
+        hc.load(tiny.tiny_hf("gpt2"))
+    (folder,) = seen
+    assert folder.name.startswith(f"{SCRATCH}~")
+    assert f"@{os.getpid()}-" in folder.name
+    assert not folder.exists()

@@ -3,8 +3,10 @@
 import pytest
 import torch
 import transformers
+from transformer_lens import HookedTransformer
 
 import hc_lens as hc
+from hc_lens.models.classifiers import DecoderClassifier
 from tests import tiny
 
 RMS_NORMS = {
@@ -107,7 +109,7 @@ def test_the_real_weights_of_minilm_give_hugging_face_logits():
         assert (expected - got).abs().max() < bound
 
 
-def test_a_language_model_loads_as_a_plain_hooked_transformer():
+def test_a_language_model_loads_as_a_hooked_transformer():
     config = transformers.GPT2Config(**tiny.GPT2, vocab_size=tiny.VOCABULARY)
     with torch.random.fork_rng():
         original = tiny.roughen(transformers.GPT2LMHeadModel(config)).double()
@@ -115,7 +117,8 @@ def test_a_language_model_loads_as_a_plain_hooked_transformer():
     ids = torch.tensor([[7, 8, 9, 11]])
     with torch.no_grad():
         expected = original(input_ids=ids).logits
-    assert type(model).__name__ == "HookedTransformer"
+    assert isinstance(model, HookedTransformer)
+    assert not isinstance(model, DecoderClassifier)
     assert model.labels == {}
     assert len(model.fingerprint) == 32
     torch.testing.assert_close(model(ids), expected, atol=1e-10, rtol=0)

@@ -2,14 +2,17 @@ import json
 import shutil
 from pathlib import Path
 
+import jaxtyping
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save
 
 import hc_lens as hc
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace
 from tests import tiny
+from tests.damage import DAMAGES, swap
 
 SPACE = UnitSpace((2, 2), (0, 1))
 
@@ -76,11 +79,55 @@ def test_a_half_written_folder_is_not_read(tmp_path, monkeypatch):
 def test_a_folder_of_another_format_is_an_error(tmp_path):
     sub("L0.H0").save(tmp_path)
     place = tmp_path / "subnetwork.json"
-    place.write_text(
-        json.dumps({**json.loads(place.read_text()), "format": "hc_lens.subnetwork.0"})
-    )
+    about = {**json.loads(place.read_text()), "format": "hc_lens.subnetwork.0"}
+    about.pop("seal")
+    place.write_text(json.dumps(about))
     with pytest.raises(hc.HcLensError, match=r"got 'hc_lens\.subnetwork\.0'"):
         Subnetwork.load(tmp_path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["subnetwork.json", "subnetwork.safetensors"])
+def test_a_damaged_file_of_a_subnetwork_is_refused(tmp_path, damage, name):
+    history = pd.DataFrame({"step": [0, 10], "loss": [1 / 3, 0.25]})
+    sub("L0.H0", scores=torch.arange(len(SPACE)) / 7, history=history).save(tmp_path)
+    damage(tmp_path / name)
+    with pytest.raises(hc.HcLensError, match=r"as Subnetwork.save wrote them"):
+        Subnetwork.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["subnetwork.json", "subnetwork.safetensors"])
+def test_files_of_two_subnetworks_that_changed_places_are_refused(tmp_path, name):
+    folders = [sub(kept).save(tmp_path / kept) for kept in ("L0.H0", "L0.H1")]
+    swap(*(folder / name for folder in folders))
+    for folder in folders:
+        with pytest.raises(hc.HcLensError, match="content that has changed"):
+            Subnetwork.load(folder)
+
+
+def without_seal(folder) -> None:
+    """Make the JSON file one of an older version."""
+    about = json.loads((folder / "subnetwork.json").read_text())
+    about.pop("seal")
+    (folder / "subnetwork.json").write_text(json.dumps(about))
+
+
+def test_a_mask_that_keeps_other_units_than_it_says_is_refused_also_without_a_seal(tmp_path):
+    made = sub("L0.H0")
+    without_seal(made.save(tmp_path))
+    assert Subnetwork.load(tmp_path) == made
+    (tmp_path / "subnetwork.safetensors").write_bytes(save({"keep": ~made.keep}))
+    with pytest.raises(hc.HcLensError, match=r"says \(1 units\), got another"):
+        Subnetwork.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["keep", "scores"])
+def test_a_mask_of_another_length_is_refused(name, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
+    wrong = {"keep": torch.ones(len(SPACE), dtype=torch.bool)}
+    wrong[name] = torch.ones(len(SPACE) + 1, dtype=torch.bool if name == "keep" else torch.float)
+    with pytest.raises(hc.HcLensError, match=f"expected {name} with an entry for each of the"):
+        Subnetwork(SPACE, model="m", **wrong)
 
 
 def test_attaching_runs_the_model_under_the_mask():
@@ -186,3 +233,13 @@ def test_named_units_are_kept_and_all_others_removed():
         assert torch.equal(model(**inputs), expected)
     with pytest.raises(hc.HcLensError, match=r"got L2\.H0"):
         Subnetwork.from_units(model, ["L2.H0"])
+
+
+@pytest.mark.parametrize("change", [{"n_heads": None}, {"mlps": 3}, {"history": 5}, {"config": 1}])
+def test_entries_of_another_kind_are_refused_also_without_a_seal(tmp_path, change):
+    folder = sub("L0.H0").save(tmp_path)
+    about = json.loads((folder / "subnetwork.json").read_text())
+    del about["seal"]
+    (folder / "subnetwork.json").write_text(json.dumps({**about, **change}))
+    with pytest.raises(hc.HcLensError, match=r"as Subnetwork\.save wrote them"):
+        Subnetwork.load(folder)

@@ -6,7 +6,6 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import hc_lens as hc
 from hc_lens.scans import engine as engine_module
@@ -16,6 +15,7 @@ from hc_lens.units import Unit, UnitSpace
 from tests import tiny
 from tests.batches import random_batches
 from tests.hc_lens.pairs import brute_force, deep_model
+from tests.memory import peak_bytes
 
 ENOUGH = 10**9
 
@@ -167,17 +167,6 @@ def test_the_model_comes_back_as_it_was(family: str):
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
     assert torch.equal(model(**batches[0].inputs), before)
     assert model.fingerprint == weights
-
-
-def peak_bytes(run) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    alive = most = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most
 
 
 @pytest.mark.slow

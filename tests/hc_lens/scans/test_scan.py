@@ -10,11 +10,14 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import hc_lens as hc
+from hc_lens.records import DamagedWarning
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.scan import COLUMNS, parse_memory, scan, scan_rows
 from hc_lens.units import as_units, set_label
+from tests.damage import DAMAGES, swap
 from tests.hc_lens.pairs import brute_force, deep_model, pair_batches, pair_task
 
 TWO_WAY = ("entailment", "non-entailment")
@@ -273,12 +276,29 @@ def test_an_interrupted_scan_goes_on_where_it_stopped(bert, tmp_path, monkeypatc
     assert not computed
 
 
-def test_a_damaged_file_of_a_store_is_computed_again(bert, tmp_path):
+def zero(path: Path) -> None:
+    """Make every logit 0, in a file that can be read."""
+    path.write_bytes(save({name: value * 0 for name, value in load(path.read_bytes()).items()}))
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, zero])
+def test_a_damaged_file_of_a_store_is_computed_again(bert, tmp_path, damage):
     model, batches, means = bert
     expected = quiet(scan, model, batches, means, ["L0.H0"], store=tmp_path)
     (folder,) = scans_in(tmp_path)
-    (folder / "batch-000000" / "logits.safetensors").write_bytes(b"half")
-    assert quiet(scan, model, batches, means, ["L0.H0"], store=tmp_path).equals(expected)
+    damage(folder / "batch-000000" / "logits.safetensors")
+    with pytest.warns(DamagedWarning, match=r"batch-000000/logits\.safetensors is damaged"):
+        assert quiet(scan, model, batches, means, ["L0.H0"], store=tmp_path).equals(expected)
+
+
+@pytest.mark.parametrize("what", ["", "logits.safetensors"])
+def test_batches_of_a_store_that_changed_places_are_computed_again(bert, tmp_path, what):
+    model, batches, means = bert
+    expected = quiet(scan, model, batches, means, ["L0.H0"], store=tmp_path)
+    (folder,) = scans_in(tmp_path)
+    swap(folder / "batch-000000" / what, folder / "batch-000001" / what)
+    with pytest.warns(DamagedWarning, match="batch-000001"):
+        assert quiet(scan, model, batches, means, ["L0.H0"], store=tmp_path).equals(expected)
 
 
 def test_a_store_keeps_different_scans_apart(bert, tmp_path):
@@ -352,3 +372,13 @@ def test_a_progress_bar_counts_rows_times_sets(bert, monkeypatch):
     monkeypatch.setattr(module, "tqdm", recorded)
     scan(model, batches, means, ["L0.H0", "L1.H0"], progress=True)
     assert bars[0].total == bars[0].n == 24 * 3
+
+
+def test_a_store_is_not_asked_again_after_an_edit_that_torch_does_not_count(tmp_path):
+    model = deep_model("bert")
+    batches = pair_batches(model)
+    first = quiet(scan, model, batches, "zero", store=tmp_path)
+    model.blocks[0].attn.W_O.data.neg_()
+    second = quiet(scan, model, batches, "zero", store=tmp_path)
+    assert second.equals(quiet(scan, model, batches, "zero"))
+    assert not second.equals(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ from matplotlib.image import imread
 
 import hc_lens as hc
 from hc_lens.show import Attention, Page, attention
-from hc_lens.show.page import json_for_script
 from tests import tiny
 from tests.browser import Browser, running_browser
 from tests.handmade import handmade_model
@@ -88,6 +88,37 @@ def test_text_that_looks_like_html_is_shown_and_runs_nothing(browser, tmp_path):
     assert browser.run("return document.title") == NASTY[1]
     assert browser.run("return document.images.length") == 0
     browser.screenshot(tmp_path / "nasty.png")
+
+
+ADDED = {
+    "<script>document.title = 'ran'</script>": "script-src",
+    "<img src=x onerror=\"document.title = 'ran'\">": "img-src",
+    "<img src='data:,' onerror=\"document.title = 'ran'\">": "script-src",
+    "<svg onload=\"document.title = 'ran'\"></svg>": "script-src",
+    "<a id=go href=\"javascript:document.title='ran'\">x</a>": "script-src",
+    "<iframe srcdoc=\"<script>top.document.title = 'ran'</script>\"></iframe>": "script-src",
+    "<script src='data:text/javascript,document.title=1'></script>": "script-src",
+    "<style>h1 { display: none }</style>": "style-src",
+    "<h1 style='display: none'>x</h1>": "style-src",
+    "<form action='https://example.org'><button id=go>x</button></form>": "form-action",
+}
+"""What somebody may add to a saved page by hand, and the rule that stops it."""
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_what_is_added_to_a_saved_page_by_hand_is_neither_run_nor_applied(browser, tmp_path, added):
+    shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0"])
+    path = shown.save(tmp_path / "figure.html")
+    text = path.read_text("utf-8")
+    path.write_text(text.replace("</h1>", f"</h1>{added}", 1), "utf-8")
+    browser.open(path, drawn(1, 1))
+    browser.run("document.getElementById('go')?.click()")
+    browser.run("return new Promise((done) => setTimeout(done, 200))")
+    assert browser.run("return document.title") == "Attention patterns"
+    shown = "[...document.querySelectorAll('h1')].map((node) => getComputedStyle(node).display)"
+    assert set(browser.run(f"return {shown}")) == {"block"}
+    told = browser.errors()
+    assert any(ADDED[added] in line for line in told), told
 
 
 def test_figures_further_down_are_drawn_when_they_come_into_view(browser, tmp_path):
@@ -170,7 +201,8 @@ for (const old of [...out.getElementsByTagName("script")]) {
 def test_an_output_that_a_notebook_inserts_is_drawn(browser, tmp_path):
     # VS Code and JupyterLab set innerHTML and then run a copy of each script.
     shown = attention(handmade_model(), "the judge", "the judge ran", heads=["L0.H0", "L0.H1"])
-    output = f'<script id="output" type="application/json">{json_for_script(shown._repr_html_())}'
+    content = json.dumps(shown._repr_html_()).replace("<", "\\u003c")
+    output = f'<script id="output" type="application/json">{content}'
     path = tmp_path / "inserted.html"
     path.write_text(
         f"<!DOCTYPE html><meta charset='utf-8'><body><div id='out'></div>{output}</script>"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 
-from hc_lens.show.report import Drawing, Fact, Html, Report, Section, Sentence, Table, show
+from hc_lens.show import Attention
+from hc_lens.show.report import Drawing, Fact, Report, Section, Sentence, Table, show
 from tests.browser import running_browser
 
 
@@ -22,15 +24,14 @@ def figure() -> Figure:
 
 def small_report(text: str = "plain") -> Report:
     frame = pd.DataFrame({"case": ["b", "a", "c"], "accuracy": [0.5, 0.25, math.nan]})
-    table = Table(frame, "steps/x/t.csv", "Accuracy", {"accuracy": "percent"})
+    table = Table(frame.assign(text=text), f"steps/{text}.csv", text, {"accuracy": "percent"})
+    heads = Attention((text, "b"), (0, 1), (text,), torch.eye(2)[None], False, title=text)
     sentence = Sentence((f"{text}: ", Fact("core", 9), " heads"), found=True)
     sections = [
         Section("summary", "Summary", [sentence, Sentence(("nothing",), found=False)]),
-        Section(
-            "tables", "Tables", items=[table, Drawing.of(figure(), "A line"), Html("<i>x</i>")]
-        ),
+        Section("tables", "Tables", items=[table, Drawing.of(figure(), text), heads]),
     ]
-    return Report("A report", "of nothing", sections, "a = 1", {"Command": "hc-lens"}, "today")
+    return Report(text, "of nothing", sections, "a = 1", {"Command": text}, "today")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,37 @@ def test_a_click_on_a_heading_sorts_the_table_and_missing_values_stay_last(tmp_p
         window.run(click.format(1))
         assert window.run(column) == ["b", "a", "c"]
         assert window.errors() == []
+
+
+NASTY = (
+    "</script><script>document.title = 'ran'</script>"
+    "<img src=x onerror=\"document.title = 'ran'\"> \"double\" 'single' &amp; <!--"
+)
+"""A text of a model, a row or a file that would run something if it were taken for markup."""
+
+
+@pytest.mark.browser
+def test_a_report_draws_everything_and_runs_no_text(tmp_path: Path) -> None:
+    path = small_report(NASTY).save(tmp_path / "report.html")
+    texts = "return [...document.querySelectorAll('{}')].map(node => node.textContent)"
+    with running_browser(tmp_path) as window:
+        window.open(path, "document.querySelectorAll('canvas').length === 2")
+        assert window.run("return document.title") == NASTY
+        assert window.run(texts.format(".hc-lens-token")) == [NASTY, "b"]
+        assert window.run(texts.format(".hc-lens-figure h4")) == [NASTY]
+        assert window.run(texts.format("td:last-child")) == [NASTY] * 3
+        assert window.run("return document.images.length") == 1  # the drawing
+        assert window.run("return document.images[0].naturalWidth") > 0
+        assert window.errors() == []
+
+
+@pytest.mark.browser
+def test_a_script_that_is_added_to_a_report_by_hand_is_not_run(tmp_path: Path) -> None:
+    path = small_report().save(tmp_path / "report.html")
+    added = "<p>read me</p><script>document.title = 'ran'</script>"
+    path.write_text(path.read_text("utf-8").replace("</h1>", f"</h1>{added}", 1), "utf-8")
+    with running_browser(tmp_path) as window:
+        window.open(path, "document.querySelectorAll('canvas').length === 2")
+        assert window.run("return document.title") == "plain"
+        (told,) = window.errors()
+        assert "script-src" in told

@@ -1,11 +1,13 @@
 """Sweeps on a Ray cluster of two node processes, on loopback addresses of this machine.
 
-Run as a process of its own: ``python -m tests.hc_lens.sweeps.ray_cluster CONFIG FOLDER``.
-Writes the stores ``FOLDER/whole`` and ``FOLDER/killed`` and says what happened as JSON.
+Run as a process of its own: ``python -m tests.hc_lens.sweeps.ray_cluster CONFIG FOLDER STORE...``.
+Each node has a home, a temporary and a working folder of its own below FOLDER. Does the sweep for
+each store, kills a node in the middle of the last one, and says what happened as JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -19,8 +21,11 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 from ray.cluster_utils import Cluster
 
+from hc_lens.errors import HcLensError
+from hc_lens.records import Records
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import Ray
+from hc_lens.sweeps.runs import KIND, RUNS
 from hc_lens.sweeps.sweep import sweep
 
 # Ray puts the machine's own address in the place of 127.0.0.1, but not of these.
@@ -43,16 +48,35 @@ def running(node: Any) -> int:
     return count
 
 
-def kill_in_the_middle(cluster: Cluster, node: Any, store: Path, said: dict) -> None:
+def begun(store: str) -> int:
+    """How many runs a store has, if there is one."""
+    with contextlib.suppress(HcLensError):
+        return len(Records.existing(store, KIND).names(RUNS))
+    return 0
+
+
+def add(cluster: Cluster, folder: Path, **settings: Any) -> Any:
+    """Add a node that has its folders to itself."""
+    folder.mkdir()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        own = {"HOME": str(folder), "TMPDIR": str(folder)}
+        return cluster.add_node(**NODE, **settings, env_vars=own)
+    finally:
+        os.chdir(before)
+
+
+def kill_in_the_middle(cluster: Cluster, node: Any, store: str, said: dict) -> None:
     """Kill a node that is in the middle of a task, when the first runs are finished."""
     limit = time.monotonic() + WAIT
     while time.monotonic() < limit:
         said["tasks_at_kill"] = running(node)
-        if len(list(store.glob("runs/*"))) >= 2 and said["tasks_at_kill"]:
+        if begun(store) >= 2 and said["tasks_at_kill"]:
             break
         time.sleep(0.02)
     cluster.remove_node(node, allow_graceful=False)
-    said["runs_at_kill"] = len(list(store.glob("runs/*")))
+    said["runs_at_kill"] = begun(store)
 
 
 def alive(expected: int) -> int:
@@ -68,6 +92,7 @@ def alive(expected: int) -> int:
 
 def main() -> None:
     config, folder = SweepConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2])
+    *whole, last = sys.argv[3:]
     said: dict = {}
     system = {
         # Processes that wait for the second sweep are kept, so that both nodes are in it at once.
@@ -76,27 +101,26 @@ def main() -> None:
         "health_check_period_ms": 1000,
         "health_check_failure_threshold": 3,
     }
-    head = {**NODE, "node_ip_address": HEAD, "_system_config": system}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    node = cluster.add_node(**NODE, node_ip_address=OTHER)
+    cluster = Cluster()
+    add(cluster, folder / "head", node_ip_address=HEAD, _system_config=system)
+    node = add(cluster, folder / "other", node_ip_address=OTHER)
     ray.init(address=cluster.address, _node_ip_address=HEAD, log_to_driver=False)
     said["nodes"] = alive(2)
 
     @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
     def where() -> str:
         time.sleep(0.5)
-        return ray.get_runtime_context().get_node_id()
+        assert os.environ["HOME"] == os.environ["TMPDIR"] == os.getcwd()
+        return os.getcwd()
 
-    said["busy_nodes"] = len(set(ray.get([where.remote() for _ in range(6)])))
-    whole = sweep(config, folder / "whole", engine="ray", progress=False)
-    said["finished"], said["failed"] = len(whole.subnetworks), len(whole.failed)
-    killer = threading.Thread(
-        target=kill_in_the_middle, args=(cluster, node, folder / "killed", said)
-    )
+    said["folders"] = sorted(set(ray.get([where.remote() for _ in range(6)])))
+    done = [sweep(config, store, engine="ray", progress=False) for store in whole]
+    said["finished"] = [len(runs.subnetworks) for runs in done]
+    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, node, last, said))
     killer.start()
-    killed = sweep(config, folder / "killed", engine=Ray(retries=5), progress=False)
+    killed = sweep(config, last, engine=Ray(retries=5), progress=False)
     killer.join()
-    said["same"] = killed.table.equals(whole.table)
+    said["same"] = all(killed.table.equals(runs.table) for runs in done)
     said["finished_after_kill"], said["failed_after_kill"] = (
         len(killed.subnetworks),
         killed.failed["why"].tolist(),

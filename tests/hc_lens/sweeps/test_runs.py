@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
+from hc_lens.records import Records
 from hc_lens.sweeps import runs as running
-from hc_lens.sweeps.runs import Runs, natural, read_runs
+from hc_lens.sweeps.runs import KIND, Runs, name_checkpoint, natural, read_runs
 from hc_lens.sweeps.sweep import sweep
 from tests.hc_lens.sweeps.made import small
 
@@ -62,6 +64,21 @@ def test_a_folder_that_is_no_store_is_an_error_and_stays_as_it_is(tmp_path: Path
     with pytest.raises(HcLensError, match=r"without records\.json; name the folder or address"):
         read_runs(tmp_path / "nothing")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_checkpoint_is_not_a_path(tmp_path: Path):
+    store = Records(tmp_path / "store", KIND)
+    store.write("runs/one", {"a": b"a"})
+    names = [".", "..", "../..", "/", "runs/one", 300 * "x"]
+    for name in names:
+        name_checkpoint(store, name, f"model of {name}")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert store.read("runs/one") == {"a": b"a"}
+    known = {json.loads(store.read(f"checkpoints/{found}")["about.json"])["name"]
+             for found in store.names("checkpoints")}  # fmt: skip
+    assert known == set(names)
+    with pytest.raises(HcLensError, match=r"knows as '\.'"):
+        name_checkpoint(store, ".", "another")
 
 
 def test_numbers_in_names_decide_the_order():
