@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hc_lens.data.specs import DataSpec
+from hc_lens.records import DONE, digest
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import Local
 from hc_lens.sweeps.runs import Runs
@@ -84,3 +85,16 @@ def snapshot(store: Path, kinds: tuple[str, ...] = ("runs", "checkpoints")) -> d
     files = [path for kind in kinds for path in (store / kind).rglob("*") if path.is_file()]
     files += store.glob("*.parquet")
     return {str(path.relative_to(store)): path.read_bytes() for path in files}
+
+
+def at_address(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a local store by their path at an address, where a record's stand by their hash.
+
+    ``done.json`` and what is in no record have the same path in both.
+    """
+    placed = {}
+    for path, content in files.items():
+        folder, _, file = path.rpartition("/")
+        own = file != DONE and f"{folder}/{DONE}" in files
+        placed[f"{folder}/{digest(content)}/{file}" if own else path] = content
+    return placed

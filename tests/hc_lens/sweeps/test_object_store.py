@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hc_lens.records import RecordsError, digest
+from hc_lens.records import RecordsError
 from hc_lens.sweeps.engines import Local
 from hc_lens.sweeps.runs import read_runs
 from hc_lens.sweeps.sweep import sweep
@@ -23,19 +23,14 @@ def server(monkeypatch):
 
 
 def held(server, store, expected) -> dict:
-    """What the server has of some files of a local store: those of a record stand by their hash."""
+    """What the server has of some files."""
     found = server.objects(store)
-    got = {}
-    for path, content in expected.items():
-        folder, _, file = path.rpartition("/")
-        plain = file == "done.json" or f"{folder}/done.json" not in expected
-        got[path] = found.get(path if plain else f"{folder}/{digest(content)}/{file}")
-    return got
+    return {path: found.get(path) for path in expected}
 
 
 def test_processes_on_a_failing_store_give_the_local_runs(finished, server, pruned):
     config, runs, undisturbed = finished
-    expected = sweeps.snapshot(undisturbed)
+    expected = sweeps.at_address(sweeps.snapshot(undisturbed))
     server.fail(0.04, seed=2)
     got = sweep(config, server.address("faults"), engine=Local(workers=2), progress=False)
     assert sum(server.failed[kind] for kind in object_store.KINDS) >= 8
@@ -52,7 +47,7 @@ def test_a_store_that_fails_for_good_stops_the_sweep_and_the_same_call_goes_on(
     finished, server, pruned
 ):
     config, runs, undisturbed = finished
-    expected = sweeps.snapshot(undisturbed)
+    expected = sweeps.at_address(sweeps.snapshot(undisturbed))
     address = server.address("stopped")
 
     def refuse_the_fourth_run(method: str, path: str) -> None:

@@ -77,7 +77,7 @@ def test_two_nodes_that_share_a_failing_object_store_alone_give_the_local_table(
 ):
     config = sweeps.small(seeds=(1, 2, 3), prune={"steps": 4})
     sweep(config, tmp_path / "local", engine=Local(workers=0), progress=False)
-    expected = sweeps.snapshot(tmp_path / "local")
+    expected = sweeps.at_address(sweeps.snapshot(tmp_path / "local"))
     with object_store.serve() as server:
         object_store.set_environment(monkeypatch, server.endpoint)
         server.fail(0.03, seed=5)

@@ -235,7 +235,7 @@ def test_a_store_without_rename_gives_the_same_runs(finished):
         assert got.table.equals(runs.table)
         assert run(config, "memory://sweep").table.equals(runs.table)
         files = fsspec.filesystem("memory")
-        expected = sweeps.snapshot(undisturbed)
+        expected = sweeps.at_address(sweeps.snapshot(undisturbed))
         assert {path: files.cat_file(f"/sweep/{path}") for path in expected} == expected
     finally:
         fsspec.filesystem("memory").rm("/sweep", recursive=True)
