@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hc_lens.models.loading import load as load
     from hc_lens.units import Unit as Unit, UnitSpace as UnitSpace, pairs as pairs
     from hc_lens.data.task import Task as Task
+    from hc_lens.data.prompts import Prompts as Prompts
     from hc_lens.data.batches import Batch as Batch, Batches as Batches
     from hc_lens.masks.means import Means as Means, collect_means as collect_means
     from hc_lens.masks.replacements import (

@@ -33,9 +33,13 @@ from hc_lens.metrics import (
     LABELLED,
     PREDICTION,
     SHARE,
+    Metric,
+    Metrics,
     Totals,
+    check_metrics,
+    held_metrics,
     label_metrics,
-    row_metrics,
+    label_names,
     sides,
     wilson,
 )
@@ -49,9 +53,9 @@ COLUMNS = (
     *("subnetwork", "dataset", "case", "side", "n"),
     *(ACCURACY, "low", "high", KL, AGREEMENT),
 )
-"""Columns of the table; after them come the shares of the predicted labels."""
-Run = Callable[[BatchLike], Float[Tensor, "runs batch labels"]]
-"""Gives the logits of the full model and of every subnetwork on a batch."""
+"""Columns of the table; after them come further metrics and the shares of the predicted labels."""
+Run = Callable[[BatchLike], dict[str, Float[Tensor, "runs batch"]]]
+"""Gives the metrics of the full model and of every subnetwork on a batch."""
 
 
 class OtherMeansWarning(HcLensWarning):
@@ -64,15 +68,16 @@ def evaluate(
     *,
     means: Source | str | None = None,
     subnetwork: Subnetwork | Sequence[Subnetwork] | Mapping[str, Subnetwork] | None = None,
+    metrics: Metrics = (),
     teachers: Mapping[str, Teacher] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """One row per subnetwork, dataset and case.
 
-    Columns: subnetwork, dataset, case, side, n, accuracy, low, high, kl, agreement, and
-    ``share_<label>`` for each label of the tasks. `low` and `high` are the 95% interval of the
-    accuracy, `side` is "friendly" or "adversarial" to the task's heuristic, a share is that of the
-    rows on which the label is predicted (docs/method/evaluation.md).
+    Columns: subnetwork, dataset, case, side, n, accuracy, low, high, kl, agreement, the further
+    `metrics`, and ``share_<label>`` for each label of the tasks. `low` and `high` are the 95%
+    interval of the accuracy, `side` is "friendly" or "adversarial" to the task's heuristic, a share
+    is that of the rows on which the label is predicted (docs/method/evaluation.md).
 
     The full model, named ``"full"``, always comes first; `kl` and `agreement` compare with it.
     Accuracy is NaN for a case without labels.
@@ -81,6 +86,9 @@ def evaluate(
         means: what replaces removed units; needed with `subnetwork`. Others than those that a
             subnetwork was found with give a warning.
         subnetwork: one, several, or several by name.
+        metrics: more to measure: names such as ``["logit_difference", "probability"]``, or
+            functions of (logits, batch) by name, which give one number per row from the logits
+            where the row is read.
         teachers: the full model's kept logits by name of the dataset, so that calls on the same
             batches run the full model once.
     """
@@ -98,11 +106,12 @@ def evaluate(
     for network in networks.values():
         network.check(model)
     _compare_means(networks, source)
+    more = check_metrics(metrics)
     runs, parts = [FULL, *networks], []
     for name, batches in named_batches(data).items():
         teacher = Teacher(model) if teachers is None else teachers[name]
-        run = partial(_logits, model, teacher, list(networks.values()), source)
-        parts.append(_by_case(runs, name, batches, run, progress))
+        run = partial(_measured, teacher, list(networks.values()), source, more, batches)
+        parts.append(_by_case(runs, name, batches, tuple(more), run, progress))
     table = pd.concat(parts, ignore_index=True)
     order = table["subnetwork"].map({name: index for index, name in enumerate(runs)})
     return table.loc[order.sort_values(kind="stable").index].reset_index(drop=True)
@@ -116,14 +125,16 @@ def _compare_means(networks: Mapping[str, Subnetwork], source: Source) -> None:
             warn(f"{name} was found with other means than those used here", OtherMeansWarning)
 
 
-def _logits(
-    model: Model,
+def _measured(
     teacher: Teacher,
     networks: Sequence[Subnetwork],
     source: Source,
+    more: Mapping[str, Metric | str],
+    batches: BatchesLike,
     batch: BatchLike,
-) -> Float[Tensor, "runs batch labels"]:
-    """The logits of the full model and of every subnetwork on a batch."""
+) -> dict[str, Float[Tensor, "runs batch"]]:
+    """The metrics of the full model and of every subnetwork on a batch."""
+    model, readout = teacher.model, teacher.readout
     size = rows_at_once(model, batch.inputs) if source.row_wise else len(batch.rows)
     parts: list[list[Tensor]] = [[] for _ in networks]
     for piece in cut(batch, size):
@@ -131,24 +142,30 @@ def _logits(
         for network, part in zip(networks, parts, strict=True):
             edits = mask_edits(network.space, network.mask, bound)
             with torch.no_grad(), Handle(model, edits):
-                part.append(model(**piece.inputs))
+                part.append(readout.held(piece))
                 check_finite(model, piece.inputs, part[-1], "a subnetwork")
-    return torch.stack([teacher.logits(batch), *map(torch.cat, parts)])
+    held = torch.stack([teacher.held(batch), *map(torch.cat, parts)])
+    wanted = {**{name: name for name in (*METRICS, PREDICTION)}, **more}
+    with torch.no_grad():
+        found = held_metrics(batches, batch, held, readout.logits, wanted)
+    return found | label_metrics(batches, batch, found[PREDICTION])
 
 
 def _by_case(
-    runs: Sequence[str], name: str, batches: BatchesLike, run: Run, progress: bool
+    runs: Sequence[str],
+    name: str,
+    batches: BatchesLike,
+    more: tuple[str, ...],
+    run: Run,
+    progress: bool,
 ) -> pd.DataFrame:
     """The table of one dataset, with its cases in the order of the split."""
-    shares = [f"{SHARE}{label}" for label in getattr(batches, "labels", None) or ()]
+    shares = [f"{SHARE}{label}" for label in label_names(batches)]
     keys = pd.DataFrame({"subnetwork": list(runs)})
-    totals = Totals(keys, (*METRICS, LABELLED, HEURISTIC, *shares))
+    totals = Totals(keys, (*METRICS, *more, LABELLED, HEURISTIC, *shares))
     first: dict[str, int] = {}
     for batch in tqdm(batches, desc=name, disable=not progress, leave=False):
-        logits = run(batch)
-        metrics = row_metrics(batches, batch, logits[0], logits)
-        metrics |= label_metrics(batches, batch, metrics[PREDICTION])
-        totals.add(name, batch.cases, batch.labels, metrics)
+        totals.add(name, batch.cases, batch.labels, run(batch))
         for case, row in zip(batch.cases, batch.rows.tolist(), strict=True):
             first[case] = min(row, first.setdefault(case, row))
     table = totals.table()
@@ -156,7 +173,7 @@ def _by_case(
     table["low"], table["high"] = wilson(table[ACCURACY].to_numpy(), labelled.to_numpy())
     table["side"] = sides(table[HEURISTIC])
     order = table["case"].map(first).sort_values(kind="stable").index
-    return table.loc[order, [*COLUMNS, *shares]]
+    return table.loc[order, [*COLUMNS, *more, *shares]]
 
 
 def named(

@@ -2,7 +2,9 @@
 
 1. `row_metrics` compares some runs of a model with the full model, row by row. A row is right if
    the predicted label, in the task's own labels, is its gold label (two-way sets such as HANS:
-   argmax over the model's labels, then neutral and contradiction are one).
+   argmax over the model's labels, then neutral and contradiction are one). A prompt is right if a
+   right answer has the largest logit of all its answers (`hc_lens.data.prompts`). A large
+   vocabulary is measured a few rows at a time.
 2. `Totals` adds the metrics up batch by batch and gives their means, one line for each run, dataset
    and case. Those of `ACCURACY` and `LOGIT` are over the rows with a label, NaN where none has one.
 3. `label_metrics` tells which label each run says, and whether the gold label is the one that the
@@ -12,6 +14,9 @@
 5. `over_cases` joins the cases of a dataset again. `by_side` sets the friendly cases beside the
    adversarial ones, because a model that always says one label is right on all cases of one side.
 
+6. `check_metrics` reads which metrics a user asks for: some of `NAMED`, or functions of the logits
+   and the batch.
+
 `kl_divergence` and `cross_entropy` are also the losses of pruning.
 """
 
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -29,6 +35,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from hc_lens.data.batches import cut
 from hc_lens.data.known import ADVERSARIAL, FRIENDLY
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.protocols import BatchesLike, BatchLike
@@ -36,17 +43,36 @@ from hc_lens.protocols import BatchesLike, BatchLike
 FULL = "full"
 """Name of the full model in every table."""
 ACCURACY, AGREEMENT, KL, LOGIT, MARGIN = "accuracy", "agreement", "kl", "logit", "margin"
-"""The metrics of a row: right, as the full model, KL from it, log-odds of the gold label, log-odds
-of the label that the full model predicts."""
+"""The metrics of a row: right, as the full model, KL from it, log-odds of the right answer against
+the wrong ones (for a prompt with one of each their logit difference), log-odds of what the full
+model predicts."""
+ODDS, PROBABILITY, LOSS = "log_odds", "probability", "loss"
+"""Of the right answer: ``log p - log(1 - p)``, p and ``-log p``; of a classifier, `ODDS` is
+`LOGIT`."""
 PREDICTION = "prediction"
 """The predicted label's id."""
 SHARE, LABELLED, HEURISTIC = "share_", "has_label", "heuristic"
 """What `label_metrics` tells of a row: whether a label is predicted (a metric for each label, with
 this prefix), whether the row has a label, whether that is the label which the heuristic answers."""
-OF_LABELLED = (ACCURACY, LOGIT, HEURISTIC)
+DIFFERENCE = "logit_difference"
+"""Another name of `LOGIT`, by which it is known where models are asked for their next token."""
+OF_LABELLED = (ACCURACY, LOGIT, DIFFERENCE, ODDS, PROBABILITY, LOSS, HEURISTIC)
 """Metrics that only rows with a label have."""
-Loss = Callable[[Float[Tensor, "batch labels"], BatchLike], Float[Tensor, "batch"]]
-"""A loss per row, from the logits and the batch."""
+NAMED = {
+    **{name: name for name in (ACCURACY, AGREEMENT, KL, LOGIT, MARGIN, ODDS, PROBABILITY, LOSS)},
+    DIFFERENCE: LOGIT,
+}
+"""The metrics that can be asked for by name."""
+SMOOTH = tuple(name for name in NAMED if name not in (ACCURACY, AGREEMENT))
+"""Those with a derivative."""
+EVERY = (*dict.fromkeys(NAMED.values()), PREDICTION)
+"""All metrics of a row."""
+AT_ONCE = 2**22
+"""Most logits that are measured at one time."""
+Metric = Callable[[Float[Tensor, "batch out"], BatchLike], Float[Tensor, "batch"]]
+"""One number for each row, from the logits where it is read and the batch."""
+Metrics = Sequence[str] | Mapping[str, Metric | str]
+"""Metrics that a user asks for: names of `NAMED`, or also functions of their own by name."""
 
 
 def kl_divergence(
@@ -66,49 +92,190 @@ def log_odds(
     return log_probs.gather(-1, chosen).squeeze(-1) - others
 
 
-def cross_entropy(batches: BatchesLike) -> Loss:
+def odds(log_probs: Float[Tensor, "*runs batch"]) -> Float[Tensor, "*runs batch"]:
+    """``log p - log(1 - p)`` from log p; where p rounds to 1 it is that of the next number."""
+    below_one = log_probs.clamp(max=-torch.finfo(log_probs.dtype).eps)
+    return below_one - torch.log(-torch.expm1(below_one))
+
+
+def cross_entropy(batches: BatchesLike) -> Metric:
     """Minus the log-probability of each row's label, in the labels of the batches' task."""
 
-    def loss(logits: Float[Tensor, "batch labels"], batch: BatchLike) -> Float[Tensor, "batch"]:
+    def loss(logits: Float[Tensor, "batch out"], batch: BatchLike) -> Float[Tensor, "batch"]:
         if bool((batch.labels < 0).any()):
             raise HcLensError(
                 "expected labelled rows for the cross-entropy, got rows without a label; pass rows "
                 "with labels, or a loss of your own, such as for the label that the model predicts "
                 "loss=lambda logits, batch: -logits.log_softmax(-1).amax(-1); prune takes 'kl' too"
             )
-        return nll_loss(batches.log_probs(logits), batch.labels, reduction="none")
+        return nll_loss(batches.log_probs(logits, batch), batch.labels, reduction="none")
 
     return loss
+
+
+def check_metrics(given: Metrics) -> dict[str, Metric | str]:
+    """What a user asks for, by its name in tables; a name that is not known is an HcLensError."""
+    named: dict[str, Metric | str] = (
+        dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+    )
+    for name, metric in named.items():
+        if not callable(metric):
+            check_choice("the metric", metric, NAMED)
+            named[name] = NAMED[metric]
+        if callable(metric) == (name in NAMED) or (not callable(metric) and name != metric):
+            raise HcLensError(
+                f"expected a metric of hc_lens under its own name ({', '.join(NAMED)}), and yours "
+                f"under another, got {name!r} for {metric!r}; rename it"
+            )
+    return named
+
+
+def row_values(
+    metric: Metric, logits: Float[Tensor, "batch out"], batch: BatchLike
+) -> Float[Tensor, "batch"]:
+    """What a function says of each row; anything but one number per row is an HcLensError."""
+    values = metric(logits, batch)
+    name, shape = getattr(metric, "__name__", repr(metric)), getattr(values, "shape", None)
+    if shape != batch.rows.shape:
+        found = type(values).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        raise HcLensError(
+            f"expected one number for each of the {len(batch.rows)} rows of a batch from {name}, "
+            f"got {found}; give a tensor of shape [{len(batch.rows)}]"
+        )
+    return values
 
 
 def row_metrics(
     batches: BatchesLike,
     batch: BatchLike,
-    full: Float[Tensor, "batch labels"],
-    logits: Float[Tensor, "runs batch labels"],
+    full: Float[Tensor, "batch out"],
+    logits: Float[Tensor, "runs batch out"],
+    wanted: Mapping[str, Metric | str] | Sequence[str] = EVERY,
 ) -> dict[str, Float[Tensor, "runs batch"]]:
-    """Every metric of some runs on a batch, against the full model's logits on it.
+    """Metrics of some runs on a batch, against the full model's logits on it.
 
-    In a task without labels the predictions are the model's own labels, and `LOGIT` is NaN.
+    In a task without labels the predictions are the model's own labels, and what is said of the
+    right answer is NaN. `wanted` are names of metrics, or metrics as `check_metrics` gives them.
     """
-    whole, runs = full.double(), logits.double()
-    flat, shape = runs.flatten(0, 1), logits.shape[:2]
-    unlabelled, names = batch.labels < 0, getattr(batches, "labels", None)
-    # Batches that do not name their labels have some all the same.
-    if names is None or len(names) > 0:
-        ours, theirs = batches.predictions(flat).view(shape), batches.predictions(whole)
-        logit = log_odds(batches.log_probs(flat).view(*shape, -1), batch.labels)
-    else:
-        ours, theirs = runs.argmax(-1), whole.argmax(-1)
-        logit = torch.full_like(runs[..., 0], torch.nan)
-    return {
-        ACCURACY: (ours == batch.labels).double().masked_fill(unlabelled, torch.nan),
-        AGREEMENT: (ours == theirs).double(),
-        KL: kl_divergence(whole, runs),
-        LOGIT: logit.masked_fill(unlabelled, torch.nan),
-        MARGIN: log_odds(runs.log_softmax(-1), whole.argmax(-1)),
-        PREDICTION: ours.double(),
-    }
+    asked = wanted if isinstance(wanted, Mapping) else {name: name for name in wanted}
+    size, parts = max(1, AT_ONCE // logits.shape[-1]), []
+    for index, piece in enumerate([batch] if len(full) <= size else cut(batch, size)):
+        at = slice(index * size, (index + 1) * size)
+        step, own = max(1, AT_ONCE // full[at].numel()), logits[:, at]
+        found = [
+            _Measured(batches, piece, full[at], own[run : run + step]).values(asked)
+            for run in range(0, len(logits), step)
+        ]
+        parts.append({name: torch.cat([each[name] for each in found]) for name in asked})
+    return {name: torch.cat([part[name] for part in parts], dim=1) for name in asked}
+
+
+def held_metrics(
+    batches: BatchesLike,
+    batch: BatchLike,
+    held: Float[Tensor, "runs batch width"],
+    logits: Callable[[Tensor], Tensor],
+    wanted: Mapping[str, Metric | str] | Sequence[str] = EVERY,
+) -> dict[str, Float[Tensor, "runs batch"]]:
+    """`row_metrics` of what some runs left where each row is read, the full model's first.
+
+    `logits` makes the logits of it (`hc_lens.models.reading.Readout.logits`), of a few runs at a
+    time.
+    """
+    full = logits(held[0])
+    step = max(1, AT_ONCE // full.numel())
+    found = [
+        row_metrics(batches, batch, full, logits(held[run : run + step]), wanted)
+        for run in range(0, len(held), step)
+    ]
+    return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+
+def smooth_metric(
+    name: str, batches: BatchesLike, full: Callable[[BatchLike], Float[Tensor, "batch out"]]
+) -> Metric:
+    """A metric by its name, as a function with derivatives; `full` gives the full model's logits.
+
+    One that has no derivative is an HcLensError.
+    """
+    check_choice("a metric with a derivative", name, SMOOTH)
+
+    def metric(logits: Float[Tensor, "batch out"], batch: BatchLike) -> Float[Tensor, "batch"]:
+        measured = _Measured(batches, batch, full(batch), logits[None])
+        return measured.values({name: NAMED[name]})[name][0]
+
+    return metric
+
+
+class _Measured:
+    """Some runs on some rows; each metric is computed when it is asked for."""
+
+    def __init__(
+        self,
+        batches: BatchesLike,
+        batch: BatchLike,
+        full: Float[Tensor, "batch out"],
+        logits: Float[Tensor, "runs batch out"],
+    ):
+        self._batches, self._batch, self._logits = batches, batch, logits
+        self._full, self._runs = full.double(), logits.double()
+        names = getattr(batches, "labels", None)
+        self._labelled = names is None or len(names) > 0
+        """Whether the task has labels; batches that do not name theirs have some all the same."""
+
+    def values(self, asked: Mapping[str, Metric | str]) -> dict[str, Float[Tensor, "runs batch"]]:
+        """The metrics under their names."""
+        named: dict[str, Callable[[], Tensor]] = {
+            ACCURACY: lambda: self._of_labelled((self._ours == self._batch.labels).double()),
+            AGREEMENT: lambda: (self._ours == self._predictions(self._full)).double(),
+            KL: lambda: kl_divergence(self._full, self._runs),
+            LOGIT: lambda: self._of_labelled(log_odds(self._log_probs, self._batch.labels)),
+            ODDS: lambda: self._of_labelled(odds(self._right)),
+            PROBABILITY: lambda: self._of_labelled(self._right.exp()),
+            LOSS: lambda: self._of_labelled(-self._right),
+            MARGIN: lambda: log_odds(self._runs.log_softmax(-1), self._full.argmax(-1)),
+            PREDICTION: self._ours.double,
+        }
+        return {
+            name: self._own(name, metric) if callable(metric) else named[metric]()
+            for name, metric in asked.items()
+        }
+
+    @cached_property
+    def _ours(self) -> Int[Tensor, "runs batch"]:
+        return self._predictions(self._runs)
+
+    @cached_property
+    def _log_probs(self) -> Float[Tensor, "runs batch labels"]:
+        if self._labelled:
+            return self._batches.log_probs(self._runs, self._batch)
+        return torch.full_like(self._runs[..., :1], torch.nan)
+
+    @property
+    def _right(self) -> Float[Tensor, "runs batch"]:
+        """Log-probability of each row's right answer; of the first label without one."""
+        labels = self._batch.labels.clamp(min=0).expand(self._runs.shape[:-1])
+        return self._log_probs.gather(-1, labels[..., None])[..., 0]
+
+    def _predictions(self, logits: Float[Tensor, "*runs batch out"]) -> Int[Tensor, "*runs batch"]:
+        if self._labelled:
+            return self._batches.predictions(logits, self._batch)
+        return logits.argmax(-1)
+
+    def _of_labelled(self, values: Float[Tensor, "runs batch"]) -> Float[Tensor, "runs batch"]:
+        return values.masked_fill(self._batch.labels < 0, torch.nan)
+
+    def _own(self, name: str, metric: Metric) -> Float[Tensor, "runs batch"]:
+        """A metric of the user's own; one that is not finite is an HcLensError."""
+        found = [row_values(metric, run, self._batch).detach().double() for run in self._logits]
+        values = torch.stack(found)
+        if not bool(values.isfinite().all()):
+            row = int(self._batch.rows[(~values.isfinite()).any(0)][0])
+            raise HcLensError(
+                f"expected finite numbers of the metric {name!r}, got NaN or infinity for row "
+                f"{row}; look at how it divides or takes logarithms there"
+            )
+        return values
 
 
 def label_metrics(
@@ -119,18 +286,27 @@ def label_metrics(
     Without names of labels nothing is said of the predictions; without a heuristic `HEURISTIC` is
     NaN.
     """
-    names = list(getattr(batches, "labels", None) or ())
-    heuristic = getattr(batches, "heuristic", None)
+    names = label_names(batches)
+    heuristic, known = getattr(batches, "heuristic", None), getattr(batches, "sides", None) or {}
     answered = torch.full_like(predictions, torch.nan)
     if heuristic is not None:
         check_choice("the heuristic's answer", heuristic, names)
         answered = (batch.labels == names.index(heuristic)).double().expand_as(predictions)
+    elif known:
+        share = {FRIENDLY: 1.0, ADVERSARIAL: 0.0}
+        said = [share.get(known.get(case, ""), torch.nan) for case in batch.cases]
+        answered = torch.tensor(said, dtype=torch.float64).to(predictions).expand_as(predictions)
     said = {f"{SHARE}{name}": (predictions == index).double() for index, name in enumerate(names)}
     return {
         LABELLED: (batch.labels >= 0).double().expand_as(predictions),
         HEURISTIC: answered,
         **said,
     }
+
+
+def label_names(batches: BatchesLike) -> list[str]:
+    """Names of the labels that a model can say; prompts have answers of their own instead."""
+    return [] if hasattr(batches, "sides") else list(getattr(batches, "labels", None) or ())
 
 
 def sides(answered: pd.Series) -> pd.Series:

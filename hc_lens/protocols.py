@@ -104,12 +104,14 @@ class BatchesLike(Protocol):
 
     def __len__(self) -> int: ...
 
-    def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
+    def predictions(
+        self, logits: Float[Tensor, "*runs batch out"], batch: BatchLike, /
+    ) -> Int[Tensor, "*runs batch"]:
         """The task's label of each row's largest logit."""
 
     def log_probs(
-        self, logits: Float[Tensor, "batch model_labels"]
-    ) -> Float[Tensor, "batch task_labels"]:
+        self, logits: Float[Tensor, "*runs batch out"], batch: BatchLike, /
+    ) -> Float[Tensor, "*runs batch labels"]:
         """Log-probabilities of the task's labels."""
 
 

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face classifiers with random weights, and tokenizers to go with them."""
+"""Tiny Hugging Face models with random weights, and tokenizers to go with them."""
 
 from __future__ import annotations
 
@@ -57,6 +57,20 @@ FAMILIES = {
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "electra-small")
 DECODERS = tuple(family for family in FAMILIES if family not in ENCODERS)
+MASKED_LANGUAGE_MODELS = {
+    "bert": hf.BertForMaskedLM,
+    "roberta": hf.RobertaForMaskedLM,
+    "xlm-roberta": hf.XLMRobertaForMaskedLM,
+}
+CAUSAL_LANGUAGE_MODELS = {
+    "gpt2": hf.GPT2LMHeadModel,
+    "gpt_neox": hf.GPTNeoXForCausalLM,
+    "llama": hf.LlamaForCausalLM,
+    "mistral": hf.MistralForCausalLM,
+    "qwen2": hf.Qwen2ForCausalLM,
+    "qwen3": hf.Qwen3ForCausalLM,
+}
+LANGUAGE_MODELS = {**MASKED_LANGUAGE_MODELS, **CAUSAL_LANGUAGE_MODELS}
 MNLI_LABELS = {0: "entailment", 1: "neutral", 2: "contradiction"}
 
 
@@ -81,6 +95,15 @@ def tiny_hf(family: str, seed: int = 0, labels: dict[int, str] | None = None, **
         config = config_class(**{**COMMON, **sizes, **changes, "id2label": names})
         config.label2id = {name: place for place, name in names.items()}
         return roughen(model_class(config), seed)
+
+
+def tiny_language_model(family: str, seed: int = 0, **changes):
+    """A causal or masked language model of one family, of the same size as its classifier."""
+    config_class, _, sizes = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = config_class(**{**sizes, **changes, "vocab_size": VOCABULARY})
+        return roughen(LANGUAGE_MODELS[family](config), seed)
 
 
 def tiny_inputs(
@@ -162,5 +185,12 @@ def tokenizer_for(family: str) -> hf.PreTrainedTokenizerFast:
 def save_checkpoint(folder: Path, family: str = "bert", **settings) -> Path:
     """A checkpoint directory as save_pretrained writes it, with its tokenizer."""
     tiny_hf(family, **settings).save_pretrained(folder)
+    tokenizer_for(family).save_pretrained(folder)
+    return folder
+
+
+def save_language_model(folder: Path, family: str, **settings) -> Path:
+    """The same for a language model."""
+    tiny_language_model(family, **settings).save_pretrained(folder)
     tokenizer_for(family).save_pretrained(folder)
     return folder

@@ -101,7 +101,7 @@ def suffix(layers: FusedLayers, stream: Stream, step, above: range, unit: hc.Uni
     for layer in above:
         step = layers.step(stream, layer, resid, narrow=layer == above.stop - 1)
         resid = step([Branch(0, ())])
-    return layers.logits(stream, resid)
+    return layers.held(stream, resid)
 
 
 def compare(model, batches, means) -> None:

@@ -45,7 +45,7 @@ class Batching(ForDecoder, total=False):
     token_budget: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WordBatch(Batch):
     """Rows ready for the model, with the words and sentences of their tokens."""
 
@@ -149,7 +149,7 @@ def word_batch(
     inputs = encode(model, given if separator is None else [separator.join(row) for row in rows])
     words = align_batch(tokenizer_of(model), rows, inputs, separator)
     labels, cases = torch.full((len(rows),), NO_LABEL), ("all",) * len(rows)
-    return WordBatch(inputs, labels, cases, torch.arange(len(rows)), words)
+    return WordBatch(inputs, labels, cases, torch.arange(len(rows)), words=words)
 
 
 def visit(model: Model, batch: BatchLike, see: See, layers: Iterable[int] | None = None) -> None:

@@ -55,6 +55,12 @@ class Batch:
     """Name of each row's case."""
     rows: Int[Tensor, " batch"]
     """Position of each row in ``task.dataset(split)``."""
+    reads: Int[Tensor, " batch"] | None = None
+    """Position at which a language model is read in each row; None where the model knows it."""
+    answers: Int[Tensor, "batch labels most"] | None = None
+    """Token ids of each row's right answers and of its wrong ones, filled up with -1."""
+    counterfactual: dict[str, Tensor] | None = None
+    """Keyword arguments of the model for the rows' counterfactuals, padded as the rows are."""
 
     @property
     def tokens(self) -> Int[Tensor, "batch pos"]:
@@ -69,11 +75,18 @@ class Batch:
     def take(self, indices: Sequence[int]) -> Batch:
         """Some rows of the batch, by their indices, padded as they are here."""
         at = torch.tensor(indices, device=self.rows.device)
+
+        def chosen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor[at] for name, tensor in tensors.items()}
+
         return Batch(
-            {name: tensor[at] for name, tensor in self.inputs.items()},
+            chosen(self.inputs),
             self.labels[at],
             tuple(self.cases[index] for index in indices),
             self.rows[at],
+            None if self.reads is None else self.reads[at],
+            None if self.answers is None else self.answers[at],
+            None if self.counterfactual is None else chosen(self.counterfactual),
         )
 
     def __len__(self) -> int:
@@ -121,17 +134,19 @@ class Batches:
         padded = sum(len(indices) * width for indices, width in self._plan)
         return 1 - sum(self._table["length"][:]) / padded
 
-    def predictions(self, logits: Float[Tensor, "batch model_labels"]) -> Int[Tensor, " batch"]:
+    def predictions(
+        self, logits: Float[Tensor, "*runs batch out"], batch: BatchLike | None = None
+    ) -> Int[Tensor, "*runs batch"]:
         """Task label of the largest logit: for HANS neutral and contradiction are both 1."""
         return self._to_task(logits)[logits.argmax(dim=-1)]
 
     def log_probs(
-        self, logits: Float[Tensor, "batch model_labels"]
-    ) -> Float[Tensor, "batch task_labels"]:
+        self, logits: Float[Tensor, "*runs batch out"], batch: BatchLike | None = None
+    ) -> Float[Tensor, "*runs batch labels"]:
         """Log of the summed probability of the model labels that map to each task label."""
         to_task = self._to_task(logits)
         log_probs = logits.log_softmax(dim=-1)
-        summed = [log_probs[:, to_task == k].logsumexp(dim=-1) for k in range(len(self.labels))]
+        summed = [log_probs[..., to_task == k].logsumexp(dim=-1) for k in range(len(self.labels))]
         return torch.stack(summed, dim=-1)
 
     def restore(self, values: Sequence[Tensor]) -> Tensor:

@@ -28,7 +28,9 @@ from hc_lens.data import readers
 from hc_lens.data.batches import Batches, bucket, draw, tokenise
 from hc_lens.data.known import KNOWN, Layout
 from hc_lens.data.labels import NO_LABEL, align, check_names, fold, is_missing, label_id
-from hc_lens.errors import HcLensError, check_choice, check_count
+from hc_lens.data.splits import HELD_OUT as HELD_OUT
+from hc_lens.data.splits import Splits
+from hc_lens.errors import HcLensError, check_count
 from hc_lens.models.inputs import Padding, Side
 from hc_lens.protocols import Model
 from hc_lens.records import digest
@@ -37,8 +39,6 @@ ADDED = ("label", "case", "id")
 """Columns that the rows of a split have beside their texts."""
 IDS = ("pairID", "id", "idx", "index")
 """Names that a source may give to its rows' own ids."""
-HELD_OUT = ("validation", "dev", "test")
-"""How the names of splits begin that are not for training."""
 
 
 class Labelling(TypedDict, total=False):
@@ -58,7 +58,7 @@ class ForDecoder(TypedDict, total=False):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Task:
+class Task(Splits):
     """Rows of one or two texts, with a label and a case each, in named splits."""
 
     name: str
@@ -193,19 +193,6 @@ class Task:
         """Names of the splits."""
         return tuple(self._tables)
 
-    def training_split(self) -> str:
-        """``train``, else the first split that is not held out, else the only one."""
-        if "train" in self.splits:
-            return "train"
-        others = [split for split in self.splits if not split.startswith(HELD_OUT)]
-        return (others or self.splits)[0]
-
-    def held_out_split(self) -> str:
-        """The validation split, else a test split, else one not for training, else the only one."""
-        kept = [split for name in HELD_OUT for split in self.splits if split.startswith(name)]
-        others = [split for split in self.splits if split != self.training_split()]
-        return (kept or others or self.splits)[0]
-
     def dataset(self, split: str | None = None) -> Dataset:
         """The rows of a split: its texts, ``label`` (an index), ``case`` and ``id``."""
         name = self.split_named(split)
@@ -274,16 +261,6 @@ class Task:
             _plan=tuple((tuple(batch), max(lengths[row] for row in batch)) for batch in order),
             _padding=padding,
         )
-
-    def split_named(self, split: str | None) -> str:
-        """The split of that name or short name (``dev``); by default the only one, or ``train``."""
-        if split is None:
-            split = self.splits[0] if len(self.splits) == 1 else "train"
-        long = readers.split_in(split)
-        if split not in self.splits and long is not None and long in self.splits:
-            return long
-        check_choice(f"a split of {self.name}", split, self.splits)
-        return split
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {len(table)}" for split, table in self._tables.items())

@@ -190,7 +190,7 @@ class _Trainer:
             inputs["token_type_ids"] = batch.inputs["token_type_ids"]
         self.model.train()
         logits = self.model(**inputs).logits
-        loss = nn.functional.nll_loss(self.train.log_probs(logits), batch.labels)
+        loss = nn.functional.nll_loss(self.train.log_probs(logits, batch), batch.labels)
         if not torch.isfinite(loss):
             raise HcLensError(
                 f"expected a finite loss, got {loss.item()} at step {step + 1}; lower the learning "

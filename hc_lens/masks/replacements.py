@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -155,18 +155,30 @@ class Resample(_OfBatch):
 
 
 class Counterfactual(_OfBatch):
-    """The activations of paired rows: the same rows in a counterfactual version.
+    """The activations of paired rows at the same position: the rows in a counterfactual version.
 
-    Both sides are batches in the same order with the same shape and mask; the model runs on the
-    counterfactual side once when a batch is bound, and only that batch's activations are held.
+    Batches of `hc.Prompts` bring their counterfactuals along: ``hc.Counterfactual(model)``. For
+    others both sides are given, batches in the same order with the same shape and mask. The model
+    runs on the counterfactual side once when a batch is bound, and only that batch's activations
+    are held.
     """
 
     def __init__(
-        self, model: Model, batches: Iterable[BatchLike], counterfactuals: Iterable[BatchLike]
+        self,
+        model: Model,
+        batches: Iterable[BatchLike] | None = None,
+        counterfactuals: Iterable[BatchLike] | None = None,
     ):
         self.model = model
-        self._pairs: dict[tuple[int, ...], BatchLike] = {}
-        ours, theirs = list(batches), list(counterfactuals)
+        if (batches is None) != (counterfactuals is None):
+            raise HcLensError(
+                "expected batches and their counterfactuals, got one side alone; pass both, or "
+                "neither for batches of hc.Prompts with counterfactuals"
+            )
+        self._pairs: dict[tuple[int, ...], BatchLike] | None = None if batches is None else {}
+        if self._pairs is None:
+            return
+        ours, theirs = list(batches or ()), list(counterfactuals or ())
         if len(ours) != len(theirs):
             raise HcLensError(
                 f"expected one counterfactual batch per batch, got {len(theirs)} for {len(ours)}; "
@@ -184,7 +196,19 @@ class Counterfactual(_OfBatch):
 
     @property
     def _shown(self) -> str:
+        if self._pairs is None:
+            return "of each prompt"
         return f"{len(self._pairs)} paired batches"
+
+    @property
+    def row_wise(self) -> bool:
+        """Where a batch brings its counterfactuals along, they are cut with it."""
+        return self._pairs is None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The counterfactuals that batches bring along belong to the batches' own fingerprint."""
+        return "counterfactual" if self._pairs is None else None
 
     def bytes_per_token(self, cfg: Any) -> int:
         """The activations of every unit, beside what every source needs."""
@@ -200,15 +224,28 @@ class Counterfactual(_OfBatch):
 
     def on(self, batch: BatchLike) -> Source:
         """Run the model on the counterfactual of this batch and keep its activations."""
+        cache: dict[str, Tensor] = {}
+        read_units(self.model, self._inputs(batch), cache.__setitem__)
+        return self._with(lambda name, activation: cache[name])
+
+    def _inputs(self, batch: BatchLike) -> Mapping[str, Tensor]:
+        """The model's inputs for the counterfactuals of a batch."""
+        if self._pairs is None:
+            given = getattr(batch, "counterfactual", None)
+            if given is None:
+                raise HcLensError(
+                    "expected batches with counterfactuals, got rows without them; give each "
+                    "prompt a counterfactual of the same number of tokens, or pass "
+                    "hc.Counterfactual both sides"
+                )
+            return given
         pair = self._pairs.get(_key(batch))
         if pair is None:
             raise HcLensError(
                 f"expected a batch that was paired, got rows {batch.rows[:3].tolist()}...; make "
                 "hc.Counterfactual with the batches that are run"
             )
-        cache: dict[str, Tensor] = {}
-        read_units(self.model, pair.inputs, cache.__setitem__)
-        return self._with(lambda name, activation: cache[name])
+        return pair.inputs
 
 
 def rank_in_row(mask: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:

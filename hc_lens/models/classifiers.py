@@ -1,15 +1,19 @@
-"""HookedEncoder and HookedTransformer with a classification head.
+"""HookedEncoder and HookedTransformer with the head of their checkpoint.
 
-1. An encoder's head is ``pooler`` (a dense layer and its activation at position 0) followed by
-   ``unembed`` with one column per label.
-2. A decoder's head is ``unembed`` with one column per label, read at the rightmost token that is
-   not a pad, on whichever side the pads are.
-3. Both are the TransformerLens classes themselves plus this head: hooks, caches and weights keep
-   their names, and ``forward`` also takes Hugging Face's keyword names.
+1. An encoder's classification head is ``pooler`` (a dense layer and its activation at position 0)
+   followed by ``unembed`` with one column per label.
+2. A decoder's classification head is ``unembed`` with one column per label, read at the rightmost
+   token that is not a pad, on whichever side the pads are.
+3. A masked language model's head is ``mlm_head`` (a dense layer, its activation and a norm at every
+   position) followed by ``unembed`` with one column per token; a causal one's is ``unembed``.
+4. All are the TransformerLens classes themselves plus this head: hooks, caches and weights keep
+   their names. All but the causal language model, whose ``forward`` is HookedTransformer's own,
+   also take Hugging Face's keyword names.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -25,7 +29,7 @@ from hc_lens.models.inputs import Text, encode
 from hc_lens.protocols import Model
 
 Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
-"""What a classifier reads: token ids, a sentence or a pair, or several of either."""
+"""What a model reads: token ids, a sentence or a pair, or several of either."""
 
 
 class _Fingerprinted:
@@ -56,25 +60,17 @@ class _Classifier(_Fingerprinted):
         return logits if return_type else None
 
 
-class EncoderClassifier(_Classifier, HookedEncoder):
-    """A HookedEncoder whose output is [batch, labels]."""
+class _Encoder(_Fingerprinted, HookedEncoder, ABC):
+    """What both kinds of hooked encoder carry: the embedding of their family, and how they read."""
 
-    def __init__(
-        self,
-        cfg: HookedTransformerConfig,
-        labels: dict[int, str],
-        embed: nn.Module | None,
-        activation: nn.Module,
-    ):
-        """Blocks, pooler and classifier; `embed` replaces BERT's embedding."""
+    def __init__(self, cfg: HookedTransformerConfig, embed: nn.Module | None, head: str):
+        """Blocks and the module called `head`; `embed` replaces BERT's embedding."""
         super().__init__(cfg, move_to_device=False)
-        # The language-model heads would hold uninitialised weights that no checkpoint fills.
-        del self.mlm_head, self.nsp_head
+        # The other heads would hold uninitialised weights that no checkpoint fills.
+        for other in {"mlm_head", "nsp_head", "pooler"} - {head}:
+            delattr(self, other)
         if embed is not None:
             self.embed = embed
-        setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
-        self.labels = labels
-        self.setup()
 
     def to_tokens(
         self, input: Text | Sequence[Text], move_to_device: bool = True, truncate: bool = True
@@ -94,8 +90,11 @@ class EncoderClassifier(_Classifier, HookedEncoder):
         *,
         input_ids: Int[Tensor, "batch pos"] | None = None,
         attention_mask: Int[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, "batch labels"] | list[str] | None:
-        """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs."""
+    ) -> Float[Tensor, "batch *out"] | list[str] | None:
+        """Logits of token ids, sentences or (premise, hypothesis) pairs.
+
+        They are [batch, labels] from a classifier, [batch, pos, vocab] from a language model.
+        """
         read = encode(self, input_ids if input is None else input)
         mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
         resid = self.encoder_output(
@@ -103,7 +102,54 @@ class EncoderClassifier(_Classifier, HookedEncoder):
             read.get("token_type_ids", token_type_ids),
             read.get("one_zero_attention_mask", mask),
         )
+        return self._answer(resid, return_type)
+
+    @abstractmethod
+    def _answer(
+        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+    ) -> Float[Tensor, "batch *out"] | list[str] | None:
+        """What the head says of the last residual stream, in the form that was asked for."""
+
+
+class EncoderClassifier(_Classifier, _Encoder):
+    """A HookedEncoder whose output is [batch, labels]."""
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig,
+        labels: dict[int, str],
+        embed: nn.Module | None,
+        activation: nn.Module,
+    ):
+        """Blocks, pooler and classifier; `embed` replaces BERT's embedding."""
+        super().__init__(cfg, embed, "pooler")
+        setattr(self.pooler, "activation", activation)  # noqa: B010 (typed as Tanh there)
+        self.labels = labels
+        self.setup()
+
+    def _answer(
+        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+    ) -> Float[Tensor, "batch labels"] | list[str] | None:
         return self._returned(self.unembed(self.pooler(resid)), return_type)
+
+
+class EncoderLanguageModel(_Encoder):
+    """A HookedEncoder whose output is [batch, pos, vocab]: a masked language model of `hc.load`."""
+
+    def __init__(
+        self, cfg: HookedTransformerConfig, embed: nn.Module | None, activation: nn.Module
+    ):
+        """Blocks and head; `embed` replaces BERT's embedding, `activation` the head's."""
+        super().__init__(cfg, embed, "mlm_head")
+        setattr(self.mlm_head, "act_fn", activation)  # noqa: B010 (typed as GELU there)
+        self.setup()
+
+    def _answer(
+        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+    ) -> Float[Tensor, "batch pos vocab"] | None:
+        check_choice("a masked language model's return_type", return_type, ("logits", None))
+        logits = self.unembed(self.mlm_head(resid))
+        return logits if return_type else None
 
 
 class DecoderClassifier(_Classifier, HookedTransformer):

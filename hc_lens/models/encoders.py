@@ -1,12 +1,13 @@
-"""An encoder family, and how its Hugging Face classifiers become HookedEncoders.
+"""An encoder family, and how its Hugging Face models become HookedEncoders.
 
 1. An `EncoderFamily` says how a family differs from BERT: which module holds each part of the model
    and under which names the configuration has the sizes. What differs beyond names is a function.
-2. `EncoderFamily.convert` builds an `EncoderClassifier` of the checkpoint's sizes, with the
-   family's own embedding and activation.
+2. `EncoderFamily.convert` builds an `EncoderClassifier` of the checkpoint's sizes, or for a masked
+   language model an `EncoderLanguageModel`, with the family's own embedding and activation.
 3. The weights are renamed through the family's table and reshaped to TransformerLens's layout
    ([head, d_model, d_head] for Q, K, V; [head, d_head, d_model] for O; matrices act from the
-   right). Every parameter must be filled.
+   right). Every parameter must be filled. The unembedding of a masked language model is what its
+   decoder holds, weight and bias, whether they are tied to other weights or not.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
+from transformers.activations import ACT2FN
 
 from hc_lens.errors import check_choice
-from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.models.classifiers import EncoderClassifier, EncoderLanguageModel
 
 PARTS = {
     "attn.W_Q": "attention.self.query",
@@ -36,6 +38,12 @@ PARTS = {
     "ln2.w": "output.LayerNorm",
 }
 """TransformerLens's name of each weight of a block, and the module that holds it in BERT."""
+MASKED_HEAD = {
+    "mlm_head.W": "cls.predictions.transform.dense",
+    "mlm_head.ln.w": "cls.predictions.transform.LayerNorm",
+    "unembed.W_U": "cls.predictions.decoder",
+}
+"""The same for the head of a masked language model."""
 _LAYOUTS = {
     **dict.fromkeys(("W_Q", "W_K", "W_V"), "(h d) m -> h m d"),
     **dict.fromkeys(("b_Q", "b_K", "b_V"), "(h d) -> h d"),
@@ -55,6 +63,10 @@ class EncoderFamily:
     """Prefix of block `{l}`."""
     parts: Mapping[str, str] = field(default_factory=PARTS.copy)
     """Modules of a block, below its prefix; see `PARTS`."""
+    masked: Mapping[str, str] = field(default_factory=MASKED_HEAD.copy)
+    """Modules of the head of a masked language model; see `MASKED_HEAD`."""
+    masked_act_fn: Callable[[Any], str] = lambda config: config.hidden_act
+    """Activation in the head of a masked language model."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Further weights, named as in `PARTS`, and the modules of those checkpoints that have them."""
     d_mlp: str = "intermediate_size"
@@ -70,15 +82,20 @@ class EncoderFamily:
 
     def convert(
         self, hf_model: Any, *, device: str | None, dtype: torch.dtype
-    ) -> EncoderClassifier:
-        """The family's ...ForSequenceClassification as a HookedEncoder with its classifier."""
+    ) -> EncoderClassifier | EncoderLanguageModel:
+        """The family's ...ForSequenceClassification or ...ForMaskedLM as a HookedEncoder."""
         config = hf_model.config
         cfg = self._config(hf_model, device, dtype)
-        labels, embed = dict(config.id2label), self.embed(cfg, config)
-        model = EncoderClassifier(cfg, labels, embed, self.activation())
+        embed = self.embed(cfg, config)
+        if hf_model.get_output_embeddings() is None:
+            head = {"pooler.W": self.pooler, "unembed.W_U": self.classifier}
+            model = EncoderClassifier(cfg, dict(config.id2label), embed, self.activation())
+        else:
+            head, cfg.d_vocab_out = self.masked, config.vocab_size
+            model = EncoderLanguageModel(cfg, embed, ACT2FN[self.masked_act_fn(config)])
         start = f"{hf_model.base_model_prefix}."
         theirs = {name.removeprefix(start): w for name, w in hf_model.state_dict().items()}
-        state = self._state(theirs, cfg, self.first_position(config))
+        state = self._state(theirs, cfg, self.first_position(config), head)
         # Strict, so that a parameter that the family's table leaves out is an error.
         model.load_state_dict(dict(model.named_buffers()) | state)
         return model
@@ -91,6 +108,9 @@ class EncoderFamily:
         positions = getattr(config, "position_embedding_type", "absolute")
         check_choice("a checkpoint with an MLP activation", act_fn, SUPPORTED_ACTIVATIONS)
         check_choice("a checkpoint with positions", positions, ["absolute"])
+        # With it, Hugging Face lets a token attend to earlier ones alone.
+        is_decoder = getattr(config, "is_decoder", False)
+        check_choice("an encoder with is_decoder", is_decoder, [False])
         return HookedTransformerConfig(
             d_model=config.hidden_size,
             n_layers=config.num_hidden_layers,
@@ -113,7 +133,11 @@ class EncoderFamily:
         )
 
     def _state(
-        self, theirs: Mapping[str, Tensor], cfg: HookedTransformerConfig, first: int
+        self,
+        theirs: Mapping[str, Tensor],
+        cfg: HookedTransformerConfig,
+        first: int,
+        head: Mapping[str, str],
     ) -> dict[str, Tensor]:
         """The weights under HookedEncoder's names."""
         words = theirs["embeddings.word_embeddings.weight"]
@@ -124,11 +148,7 @@ class EncoderFamily:
             "embed.pos_embed.W_pos": theirs["embeddings.position_embeddings.weight"][first:],
             "embed.token_type_embed.W_token_type": types.repeat(2, 1) if len(types) == 1 else types,
         }
-        modules = {
-            "embed.ln.w": "embeddings.LayerNorm",
-            "pooler.W": self.pooler,
-            "unembed.W_U": self.classifier,
-        }
+        modules = {"embed.ln.w": "embeddings.LayerNorm", **head}
         modules |= {ours: name for ours, name in self.extra.items() if f"{name}.weight" in theirs}
         for layer in range(cfg.n_layers):
             block = self.layer.format(l=layer)

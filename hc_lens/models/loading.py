@@ -29,12 +29,13 @@ from hc_lens.models.classifiers import (
     DecoderClassifier,
     DecoderLanguageModel,
     EncoderClassifier,
+    EncoderLanguageModel,
 )
 from hc_lens.models.decoders import ARCHITECTURES, convert_decoder
 from hc_lens.models.quiet import quiet
 from hc_lens.records import changed_file
 
-HookedModel = EncoderClassifier | DecoderClassifier | DecoderLanguageModel
+HookedModel = EncoderClassifier | EncoderLanguageModel | DecoderClassifier | DecoderLanguageModel
 
 FAMILIES = {
     "bert": bert.FAMILY.convert,
@@ -45,6 +46,13 @@ FAMILIES = {
     **dict.fromkeys(ARCHITECTURES, convert_decoder),
 }
 """Hugging Face model type -> the function that makes a hooked model of its checkpoints."""
+
+MASKED = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+}
+"""Hugging Face model type -> the masked-LM architecture that its family converts."""
 
 MOST_LAYERS = 1000
 """Most layers that a configuration may ask for."""
@@ -73,7 +81,7 @@ def load(
     tokenizer: Any = None,
     labels: Sequence[str] | None = None,
 ) -> HookedModel:
-    """Load a sequence classifier, or a causal language model, as a hooked model.
+    """Load a sequence classifier, or a causal or masked language model, as a hooked model.
 
     Args:
         source: a local directory, a Hub id, or a Hugging Face model object.
@@ -86,8 +94,9 @@ def load(
     Returns:
         An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
         `DecoderClassifier` (a HookedTransformer) for decoders; a `DecoderLanguageModel` (a
-        HookedTransformer) for a causal language model. Each carries `tokenizer`, `labels` and
-        `fingerprint`.
+        HookedTransformer) for a causal language model; an `EncoderLanguageModel` (a HookedEncoder)
+        for a masked language model of BERT or RoBERTa. Each carries `tokenizer`, `labels` (empty
+        for a language model) and `fingerprint`.
     """
     check_device(device)
     with quiet():
@@ -123,19 +132,20 @@ def check_device(device: str | torch.device | None) -> None:
 
 
 def _check_kind(config: Any, architecture: str) -> None:
-    """Refuse all but sequence classifiers and causal language models of known families."""
+    """Refuse all but sequence classifiers and language models of known families."""
     family = config.model_type
     if family not in FAMILIES:
         raise HcLensError(
             f"expected a model of one of the families {sorted(FAMILIES)}, got {family!r}; "
             "convert the checkpoint to one of these or open an issue for its family"
         )
-    if architecture == ARCHITECTURES.get(family):
+    if architecture in (ARCHITECTURES.get(family), MASKED.get(family)):
         return
     if not architecture.endswith("ForSequenceClassification"):
         raise HcLensError(
-            "expected a sequence classifier (...ForSequenceClassification) or a causal language "
-            f"model, got {architecture}; fine-tune it with a classification head first"
+            "expected a sequence classifier (...ForSequenceClassification), a causal language "
+            f"model or one of the masked language models {sorted(MASKED.values())}, got "
+            f"{architecture}; fine-tune it with a classification head first"
         )
     if config.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
         raise HcLensError(
@@ -147,19 +157,22 @@ def _check_kind(config: Any, architecture: str) -> None:
 
 def read_checkpoint(source: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """The Hugging Face model of a directory or Hub id, with every weight from its file."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers as hf
 
     config = read_config(source)
     architecture = str((config.architectures or ["none named in config.json"])[0])
     _check_kind(config, architecture)
-    is_language_model = architecture == ARCHITECTURES.get(config.model_type)
-    auto: Any = AutoModelForCausalLM if is_language_model else AutoModelForSequenceClassification
+    language_models = {
+        ARCHITECTURES.get(config.model_type): hf.AutoModelForCausalLM,
+        MASKED.get(config.model_type): hf.AutoModelForMaskedLM,
+    }
+    auto = language_models.get(architecture, hf.AutoModelForSequenceClassification)
     hf_model, missing = read_weights(auto, source, config, dtype)
     _check_layers(source, config, missing)
     if missing:
         raise HcLensError(
             f"expected every weight of {type(hf_model).__name__} in {source}, missing "
-            f"{missing[:3]}; fine-tune the checkpoint so that its head is saved with it"
+            f"{missing[:3]}; pass a checkpoint that was saved with its head, or fine-tune this one"
         )
     return hf_model
 

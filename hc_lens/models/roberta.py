@@ -5,6 +5,7 @@
    that the first token has position 0; a pad gets the zero vector that the pad row holds.
 2. The single token-type row is doubled, because HookedEncoder's table has two.
 3. The classification head's dense layer is the pooler, its out_proj the unembedding.
+4. The head of a masked language model has a GELU, whatever the activation of the blocks.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ class PadAwareEmbed(BertEmbed):
 FAMILY = EncoderFamily(
     pooler="classifier.dense",
     classifier="classifier.out_proj",
+    masked={
+        "mlm_head.W": "lm_head.dense",
+        "mlm_head.ln.w": "lm_head.layer_norm",
+        "unembed.W_U": "lm_head.decoder",
+    },
+    masked_act_fn=lambda config: "gelu",
     first_position=lambda config: config.pad_token_id + 1,
     embed=lambda cfg, config: PadAwareEmbed(cfg, config.pad_token_id),
 )

@@ -5,8 +5,8 @@
    model's own modules.
 2. `view` reads the weights of a layer. Parameters named in `weights` take the place of the model's
    own, as in ``torch.func.functional_call``, and gradients flow into them; the others are detached.
-3. `ClassifierView` adds what a classifier has around its blocks: it embeds a batch, says who may
-   attend to whom and where each row is read, and turns what is read into logits.
+3. `ModelView` adds what a model has around its blocks: it embeds a batch, says who may attend to
+   whom and where each row is read, and turns what is read into logits.
 
 A new kind of model needs its own `view` and its conditions in `can_view`, both in this module;
 every engine then runs it.
@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import gelu
+from transformer_lens import HookedEncoder, HookedTransformer
 from transformer_lens.components.attention import Attention
 from transformer_lens.components.bert_block import BertBlock
 from transformer_lens.components.grouped_query_attention import GroupedQueryAttention
@@ -37,8 +37,9 @@ from transformer_lens.utilities.activation_functions import gelu_new, softcap_en
 from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
 from hc_lens.blocks import NO_NORM, Block, Context, Heads, Mlp, Norm
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
-from hc_lens.protocols import Model
+from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.models.reading import read_positions
+from hc_lens.protocols import BatchLike, Model
 
 Weights = Mapping[str, Tensor]
 """Parameters by their name in the model, such as ``"blocks.0.attn.W_Q"``."""
@@ -82,48 +83,55 @@ def view(model: Model, layer: int, weights: Weights | None = None) -> Block:
     )
 
 
-class ClassifierView:
-    """A classifier of `hc.load` in the pieces that engines run."""
+class ModelView:
+    """A HookedEncoder or HookedTransformer in the pieces that engines run."""
 
-    def __init__(self, model: EncoderClassifier | DecoderClassifier):
+    def __init__(self, model: HookedEncoder | HookedTransformer):
         """Read the weights of every layer."""
         self.model = model
-        self.causal = not isinstance(model, EncoderClassifier)
         self.blocks = [view(model, layer) for layer in range(model.cfg.n_layers)]
+        self.causal = bool(self.blocks) and self.blocks[0].heads.causal
         self.final = _norm(getattr(model, "ln_final", None), "ln_final", {})
-        """The norm in front of a decoder's classifier."""
+        """The norm in front of a decoder's head."""
 
-    def start(
-        self, inputs: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Context]:
+    def start(self, batch: BatchLike) -> tuple[Float[Tensor, "batch pos d_model"], Context]:
         """The residual stream in front of the first block, and who may attend to whom."""
-        resid, mask = embed(self.model, inputs)
-        tokens = inputs["input"]
-        reads = torch.zeros_like(tokens[:, 0])
-        if isinstance(self.model, DecoderClassifier):
-            reads = self.model.read_positions(tokens, inputs.get("attention_mask"), resid)
-        return resid, Context.of(mask, reads, resid.shape[1], self.causal)
+        entered, reads = embed(self.model, batch.inputs), read_positions(self.model, batch)
+        return entered.resid, Context.of(entered.mask, reads, entered.resid.shape[1], self.causal)
 
-    def logits(self, read: Float[Tensor, "rows 1 d_model"]) -> Float[Tensor, "rows labels"]:
+    def logits(self, read: Float[Tensor, "rows 1 d_model"]) -> Float[Tensor, "rows out"]:
         """The logits, from the normalised stream at each row's read position."""
         model = self.model
         if isinstance(model, EncoderClassifier):
             return model.unembed(model.pooler(read))
+        if isinstance(model, HookedEncoder):
+            return model.unembed(model.mlm_head(read)).squeeze(1)
         return model.unembed(read).squeeze(1)
 
 
-def embed(
-    model: EncoderClassifier | DecoderClassifier, inputs: Mapping[str, Tensor]
-) -> tuple[Float[Tensor, "batch pos d_model"], Int[Tensor, "batch pos"] | None]:
-    """The residual stream at layer 0, and the attention mask that the model gives its blocks."""
+class Entered(NamedTuple):
+    """What a model hands to its first block."""
+
+    resid: Float[Tensor, "batch pos d_model"]
+    """The residual stream."""
+    mask: Int[Tensor, "batch pos"] | None
+    """The 0/1 attention mask; None where no row has pads."""
+    positions: Float[Tensor, "batch pos d_model"] | None = None
+    """What a model whose heads add the positions themselves (shortformer) gives to every block."""
+
+
+def embed(model: HookedEncoder | HookedTransformer, inputs: Mapping[str, Tensor]) -> Entered:
+    """A batch in front of the first block, with the model's own hooks."""
     tokens = inputs["input"]
-    if isinstance(model, EncoderClassifier):
+    if isinstance(model, HookedEncoder):
         mask = inputs.get("one_zero_attention_mask")
-        return model.hook_full_embed(model.embed(tokens, inputs.get("token_type_ids"))), mask
-    resid, _, _, mask = model.input_to_embed(
+        return Entered(
+            model.hook_full_embed(model.embed(tokens, inputs.get("token_type_ids"))), mask
+        )
+    resid, _, positions, mask = model.input_to_embed(
         tokens, prepend_bos=False, attention_mask=inputs.get("attention_mask")
     )
-    return resid, mask
+    return Entered(resid, mask, positions)
 
 
 def _read(

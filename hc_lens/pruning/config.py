@@ -16,6 +16,10 @@ from hc_lens.settings import plain_value
 
 Method = Literal["gates", "random", "importance", "greedy"]
 """Ways to find a subnetwork; `hc_lens.pruning.train.METHODS` has their functions."""
+LossName = Literal[
+    "kl", "cross-entropy", "logit_difference", "log_odds", "probability", "loss", "margin"
+]
+"""What the gates of a subnetwork can minimise, by name."""
 BETA = 2 / 3
 """Temperature of the hard-concrete gates."""
 STRETCH = (-0.1, 1.1)
@@ -55,9 +59,10 @@ class PruneConfig:
     """Batches per update."""
     warmup: float = 0.6
     """Share of the steps over which the target sparsity rises."""
-    loss: Literal["kl", "cross-entropy"] | Callable[..., Any] = "kl"
-    """KL to the full model, cross-entropy with the labels, or a function of (logits, batch) that
-    gives one loss per row."""
+    loss: LossName | Callable[..., Any] = "kl"
+    """KL to the full model, cross-entropy with the labels, the squared change of a metric (see
+    `hc_lens.metrics`), or a function of (logits, batch) that gives one loss per row, from the
+    logits where the row is read."""
     lr: float = 0.1
     """Learning rate of log_alpha."""
     lambda_lr: float = 0.05
@@ -102,8 +107,8 @@ class PruneConfig:
         n_removed(self.sparsity, 10**9)
         check_choice("a method", self.method, get_args(Method))
         if not callable(self.loss):
-            losses = ("kl", "cross-entropy")
-            check_choice("loss as a function of (logits, batch), or one", self.loss, losses)
+            names = get_args(LossName)
+            check_choice("loss as a function of (logits, batch), or one", self.loss, names)
         check_count("steps", self.steps)
         check_count("accumulate", self.accumulate)
         for name in ("warmup", "lr_warmup", "lr_hold"):

@@ -20,9 +20,9 @@ from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_finite, check_weights
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import Loss, cross_entropy
+from hc_lens.metrics import Metric, cross_entropy, row_values, smooth_metric
 from hc_lens.protocols import BatchesLike, Model, check_batch
-from hc_lens.pruning.job import check_logits, row_losses
+from hc_lens.pruning.job import Teacher
 
 
 def importance(
@@ -30,15 +30,17 @@ def importance(
     batches: BatchesLike,
     means: Source | str,
     *,
-    loss: Loss | None = None,
+    loss: Metric | str | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Importance of every unit: unit, importance, effect; one row for each unit, in mask order.
 
     Args:
-        batches: rows with labels, unless `loss` is given.
+        batches: rows with labels, unless `loss` is a function.
         means: what would replace a removed unit.
-        loss: a function of (logits, batch) that gives one loss per row; default cross-entropy.
+        loss: what the effect is on: a metric such as ``"logit_difference"`` (see
+            `hc_lens.metrics.SMOOTH`), or a function of (logits, batch) that gives one number per
+            row, from the logits where the row is read; default cross-entropy.
     """
     warn_if_masked(model)
     check_weights(model)
@@ -49,11 +51,11 @@ def mean_gradients(
     model: Model,
     batches: BatchesLike,
     source: Source,
-    loss: Loss | None = None,
+    loss: Metric | str | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """The table of `importance`."""
-    space, of_labels = hooked_units(model), loss is None
+    space, of_labels = hooked_units(model), not callable(loss)
     if of_labels and not hasattr(batches, "log_probs"):
         raise HcLensError(
             f"expected batches with the labels of a task, got a {type(batches).__name__}; make "
@@ -61,7 +63,10 @@ def mean_gradients(
             "batch) that gives one loss per row"
         )
     source.check(model, space)
+    teacher = Teacher(model)
     row_loss = cross_entropy(batches) if loss is None else loss
+    if isinstance(row_loss, str):
+        row_loss = smooth_metric(row_loss, batches, teacher.logits)
     absolute = torch.zeros(len(space), dtype=torch.float64)
     signed, n_rows = absolute.clone(), 0
     for batch in tqdm(batches, desc="importance", disable=not progress, leave=False):
@@ -70,11 +75,11 @@ def mean_gradients(
         mask = torch.ones(rows, len(space), device=model.cfg.device, requires_grad=True)
         edits = mask_edits(space, mask, source.on(batch))
         with torch.enable_grad(), Handle(model, edits):
-            logits = model(**batch.inputs)
+            logits = teacher.readout(batch)
             check_finite(model, batch.inputs, logits)
-            if of_labels:
-                check_logits(model, logits, batch)
-            total = row_losses(row_loss, logits, batch).sum()
+        with torch.enable_grad():
+            # Not under the mask: the teacher may have to run the full model here.
+            total = row_values(row_loss, logits, batch).sum()
         (gradient,) = torch.autograd.grad(total, mask)
         absolute += gradient.abs().sum(0).double().cpu()
         signed -= gradient.sum(0).double().cpu()

@@ -1,7 +1,7 @@
 """What every pruning method gets and gives.
 
 1. `Job` holds the model, the rows, what replaces removed units and the settings; its `Teacher`
-   keeps the full model's own logits, a few numbers per row.
+   keeps what the full model's own logits are made of, a few numbers per row.
 2. A method is a function of a job that returns `Job.subnetwork`, or `Job.without_lowest` if it
    gives each unit a score. Either removes exactly the requested number of units.
 3. `hc_lens.pruning.train.METHODS` has them by name.
@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hc_lens.errors import HcLensError
+from hc_lens.data.batches import cut
 from hc_lens.masks.ablate import Mask, mask_edits
 from hc_lens.masks.finite import check_finite
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import Loss
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.models.inputs import pieces
+from hc_lens.models.inputs import rows_at_once
+from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PruneConfig
 from hc_lens.pruning.gates import HardConcrete
@@ -34,44 +34,30 @@ from hc_lens.units import UnitSpace
 
 
 class Teacher:
-    """The full model's logits on batches that come again: computed once and kept on the CPU."""
+    """The full model's logits on batches that come again: run once and kept on the CPU.
+
+    Of a language model the stream at the read position is kept, as its vocabulary is large.
+    """
 
     def __init__(self, model: Model):
-        self.model = model
+        self.model, self.readout = model, Readout(model)
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
-    def logits(self, batch: BatchLike) -> Float[Tensor, "batch labels"]:
-        """The full model's logits on a batch, which is known by its rows."""
+    @torch.no_grad()
+    def logits(self, batch: BatchLike) -> Float[Tensor, "batch out"]:
+        """The full model's logits on a batch."""
+        return self.readout.logits(self.held(batch))
+
+    @torch.no_grad()
+    def held(self, batch: BatchLike) -> Float[Tensor, "batch width"]:
+        """What the full model's logits on a batch are made of; a batch is known by its rows."""
         key = tuple(batch.rows.tolist())
         if key not in self._kept:
-            with torch.no_grad():
-                parts = [self.model(**piece) for piece in pieces(self.model, batch.inputs)]
-            logits = torch.cat(parts)
-            check_logits(self.model, logits, batch)
-            check_finite(self.model, batch.inputs, logits)
-            self._kept[key] = logits.cpu()
+            size = rows_at_once(self.model, batch.inputs)
+            held = torch.cat([self.readout.held(piece) for piece in cut(batch, size)])
+            check_finite(self.model, batch.inputs, held)
+            self._kept[key] = held.cpu()
         return self._kept[key].to(batch.rows.device)
-
-
-def check_logits(model: Model, logits: Tensor, batch: BatchLike) -> None:
-    """Refuse logits of another shape than [batch, labels], such as a language model's."""
-    if logits.ndim != 2 or len(logits) != len(batch.rows):
-        raise HcLensError(
-            f"expected a classifier with logits [batch, labels], here [{len(batch.rows)}, ...], "
-            f"got a {type(model).__name__} with logits {list(logits.shape)}; prune, importance and "
-            "evaluate are for classifiers so far, not for language models: load one with hc.load"
-        )
-
-
-def row_losses(loss: Loss, logits: Tensor, batch: BatchLike) -> Float[Tensor, "batch"]:
-    """The loss of each row; anything but one number per row is an HcLensError."""
-    losses = loss(logits, batch)
-    if losses.shape != batch.rows.shape:
-        raise HcLensError(
-            f"expected one loss for each of the {len(batch.rows)} rows of a batch, got a tensor "
-            f"of shape {list(losses.shape)}; average within each row, over tokens that are not pads"
-        )
-    return losses
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ class Job:
     """One subnetwork to find."""
 
     model: Model
-    """The hooked classifier, with frozen weights."""
+    """The hooked model, with frozen weights."""
     batches: BatchesLike
     """The rows to be faithful on."""
     source: Source
@@ -131,10 +117,10 @@ class Job:
             keep=dict.fromkeys([*config.keep, *mlps]),
         ).to(self.model.cfg.device)
 
-    def logits(self, mask: Mask, batch: BatchLike) -> Float[Tensor, "batch *shape"]:
+    def logits(self, mask: Mask, batch: BatchLike) -> Float[Tensor, "batch out"]:
         """The logits of the model under a mask."""
         with Handle(self.model, mask_edits(self.space, mask, self.source.on(batch))):
-            logits = self.model(**batch.inputs)
+            logits = self.teacher.readout(batch)
             check_finite(self.model, batch.inputs, logits, "the model under a mask")
         return logits
 

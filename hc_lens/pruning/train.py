@@ -27,11 +27,11 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_weights
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import Loss, cross_entropy, kl_divergence
+from hc_lens.metrics import Metric, cross_entropy, kl_divergence, row_values, smooth_metric
 from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.job import Job, PruneStep, Teacher, row_losses
+from hc_lens.pruning.job import Job, PruneStep, Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
 
 KEPT_STEPS = 60
@@ -50,12 +50,11 @@ def prune(
 ) -> Subnetwork:
     """Find a subnetwork of `model` with exactly the sparsity of `config`.
 
-    A language model is refused, unless the settings have a loss of your own: the logits of every
-    token are neither averaged nor kept.
-
     Args:
-        model: a hooked classifier; its weights stay as they are and get no gradients.
-        batches: the rows to be faithful on.
+        model: a hooked classifier or language model; its weights stay as they are and get no
+            gradients.
+        batches: the rows to be faithful on: of a task, or of `hc.Prompts` for a language model,
+            which is faithful to its distribution over the next token.
         means: what replaces removed units: means, ``"zero"`` or another source.
         callback: called after each step.
         teacher: the full model's kept logits on these batches, to share between calls.
@@ -70,8 +69,6 @@ def prune(
     check_batch(batches[0], "inputs", "rows")
     # A sparsity that cannot be reached is found before any run of the model.
     job.gates.binarize(config.sparsity)
-    if not callable(config.loss):
-        job.teacher.logits(batches[0])  # refuses what is no classifier
     with frozen(model):
         return METHODS[config.method](job)
 
@@ -96,6 +93,23 @@ def penalty(
     return lambda_1 * gap + lambda_2 * gap.square()
 
 
+def row_loss(job: Job) -> Metric:
+    """The loss of each row that the settings name.
+
+    Of a metric it is the squared change from the full model's, so that the gates stay faithful to
+    it, whether it is to be high or low.
+    """
+    loss, full = job.config.loss, job.teacher.logits
+    if callable(loss):
+        return loss
+    if loss == "kl":
+        return lambda logits, batch: kl_divergence(full(batch), logits)
+    if loss == "cross-entropy":
+        return cross_entropy(job.batches)
+    metric = smooth_metric(loss, job.batches, full)
+    return lambda logits, batch: (metric(logits, batch) - metric(full(batch), batch)).square()
+
+
 class GateTraining:
     """The state of one mask training."""
 
@@ -103,12 +117,7 @@ class GateTraining:
         self.job, self.config, self.gates = job, job.config, job.gates
         device = job.model.cfg.device
         self.multipliers = [nn.Parameter(torch.zeros((), device=device)) for _ in range(2)]
-        losses: dict[str, Loss] = {
-            "kl": lambda logits, batch: kl_divergence(job.teacher.logits(batch), logits),
-            "cross-entropy": cross_entropy(job.batches),
-        }
-        loss = job.config.loss
-        self.row_loss = losses[loss] if isinstance(loss, str) else loss
+        self.row_loss = row_loss(job)
         self.optimiser = torch.optim.AdamW(  # the rates are set at each step
             [
                 {"params": [self.gates.log_alpha]},
@@ -180,7 +189,7 @@ class GateTraining:
             with torch.enable_grad():
                 logits = self.job.logits(sampled, batch)
                 # Not under the mask: the teacher may have to run the full model here.
-                rows = row_losses(self.row_loss, logits, batch)
+                rows = row_values(self.row_loss, logits, batch)
             drawn = 1.0 - sampled.mean()
             sparsity = self.gates.expected_sparsity() if config.expected_sparsity else drawn
             share, loss = len(batch.rows) / n_rows, rows.mean()

@@ -1,4 +1,4 @@
-"""The logits of many ablations of one batch, each layer run only where something changed.
+"""What many ablations of one batch leave to read, each layer run only where something changed.
 
 1. Within a layer the heads act before the MLP, so a set of units is a sequence of parts, what it
    removes from each layer. All sets start as one node, the clean residual stream at layer 0; two
@@ -31,7 +31,7 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.models.inputs import mask_of, rows_at_once
 from hc_lens.protocols import BatchLike, Model
-from hc_lens.scans.layers import Branch, Stream, check_classifier, layers_of
+from hc_lens.scans.layers import Branch, Stream, check_runnable, layers_of
 from hc_lens.units import Unit, UnitSpace, as_units
 
 STACK_TOKENS = 512
@@ -39,8 +39,8 @@ STACK_TOKENS = 512
 
 Parts = tuple[tuple[Unit, ...], ...]
 """What a set removes from each layer."""
-Results = Iterator[tuple[Sequence[int], Float[Tensor, "batch labels"]]]
-"""Sets and their logits, as they become ready."""
+Results = Iterator[tuple[Sequence[int], Float[Tensor, "batch width"]]]
+"""Sets and what they leave to read, as it becomes ready."""
 
 
 def parts_of(units: Iterable[Unit], n_layers: int) -> Parts:
@@ -65,7 +65,7 @@ class SuffixEngine:
 
     def __init__(self, model: Model, sets: Sequence[Sequence[Unit]], source: Source, memory: int):
         """Prepare the layers; an empty set is the model itself, `memory` is in bytes."""
-        self.model = check_classifier(model)
+        self.model = check_runnable(model)
         self.space = UnitSpace.of(model)
         self.source, self.memory = source, memory
         self.parts = [parts_of(units, self.space.n_layers) for units in sets]
@@ -74,25 +74,32 @@ class SuffixEngine:
         self._levels = 1 + max((sum(map(bool, parts)) for parts in self.parts), default=0)
 
     @torch.no_grad()
-    def logits(
+    def held(
         self, batch: BatchLike, report: Callable[[int], object] = lambda n: None
-    ) -> Float[Tensor, "sets batch labels"]:
-        """The logits of every set on a batch; `report` is told how many new results there are."""
+    ) -> Float[Tensor, "sets batch width"]:
+        """What every set leaves to read on a batch: the logits, or what they are made of.
+
+        `report` is told how many new results there are.
+        """
         pieces, everything = [], range(len(self.parts))
         for piece in self._pieces(batch):
             stream = self.layers.start(piece, self.source.on(piece))
-            results: dict[int, Float[Tensor, "batch labels"]] = {}
+            results: dict[int, Float[Tensor, "batch width"]] = {}
             size = self._copies(stream)
-            for members, logits in self._descend(stream, size, 0, stream.resid, [everything]):
-                results.update(dict.fromkeys(members, logits))
+            for members, held in self._descend(stream, size, 0, stream.resid, [everything]):
+                results.update(dict.fromkeys(members, held))
                 report(len(members) * stream.n_rows)
             pieces.append(torch.stack([results[member] for member in everything]))
         return torch.cat(pieces, dim=1)
 
+    def logits(self, batch: BatchLike) -> Float[Tensor, "sets batch out"]:
+        """The logits of every set on a batch."""
+        return self.layers.readout.logits(self.held(batch))
+
     def _descend(
         self, stream: Stream, size: int, layer: int, resid: Resid, nodes: Sequence[Sequence[int]]
     ) -> Results:
-        """Take stacked nodes, each a list of sets, from the entrance of a layer to the logits.
+        """Take stacked nodes, each a list of sets, from the entrance of a layer to the last.
 
         At most `size` children are stacked.
         """
@@ -111,7 +118,7 @@ class SuffixEngine:
     def _finish(
         self, stream: Stream, size: int, resid: Resid, branches: Sequence[Branch]
     ) -> Results:
-        """The last layer and the classifier, at the read positions alone where that is enough."""
+        """The last layer, at the read positions alone where that is enough."""
         at_reads, everywhere = [], []
         for branch in branches:
             enough = self.source.constant or not branch.part
@@ -122,8 +129,8 @@ class SuffixEngine:
             step = self.layers.step(stream, self.space.n_layers - 1, resid, narrow)
             # At the read positions alone as many more children fit as a row has tokens.
             for chunk in _chunks(group, size * stream.tokens.shape[1] if narrow else size):
-                logits = self.layers.logits(stream, step(chunk)).split(stream.n_rows)
-                yield from zip([branch.sets for branch in chunk], logits, strict=True)
+                held = self.layers.held(stream, step(chunk)).split(stream.n_rows)
+                yield from zip([branch.sets for branch in chunk], held, strict=True)
 
     def _pieces(self, batch: BatchLike) -> list[BatchLike]:
         """The batch, cut along its rows unless the source needs them together."""

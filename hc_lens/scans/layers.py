@@ -1,10 +1,10 @@
-"""How the engine runs one layer of a classifier for many ablations, in two ways.
+"""How the engine runs one layer of a model for many ablations, in two ways.
 
 1. `start` embeds a batch and works out who may attend to whom.
 2. `step` takes the residual streams of some nodes, stacked along the batch, through the part of a
    layer that all their children share. What it returns finishes the layer for some children, each a
    node and what is removed here.
-3. `logits` reads the classifier.
+3. `held` is what is left where each row is read (`hc_lens.models.reading`).
 
 `FusedLayers` runs the kernels of `hc_lens.blocks`, for a model that nobody hooks into. Removing
 head h of a layer leaves that layer's attention alone: the stream changes by
@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformer_lens import HookedEncoder, HookedTransformer
 from transformer_lens.utilities.activation_functions import softcap_enabled
 
 from hc_lens.blocks import Block, Context, PerHead, Resid
@@ -32,8 +33,9 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.hooks import Handle, has_user_hooks, mlp_name, z_name
 from hc_lens.masks.replacements import Source
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
-from hc_lens.models.views import ClassifierView, can_view, embed
+from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.models.reading import Readout, at_positions, is_classifier, read_positions
+from hc_lens.models.views import ModelView, can_view, embed
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
 
@@ -64,7 +66,9 @@ class Stream:
     source: Source
     """What replaces removed units, bound to the batch."""
     context: Context
-    """Who may attend to whom, and where the classifier reads each row."""
+    """Who may attend to whom, and where each row is read."""
+    positions: Float[Tensor, "batch pos d_model"] | None = None
+    """What every block of a shortformer is given beside the stream."""
 
     @property
     def n_rows(self) -> int:
@@ -84,12 +88,16 @@ class Stream:
         return moved @ block.heads.W_O[heads].flatten(0, 1)
 
 
-def check_classifier(model: Model) -> EncoderClassifier | DecoderClassifier:
+Runnable = HookedEncoder | HookedTransformer
+"""Models whose blocks can be run one by one."""
+
+
+def check_runnable(model: Model) -> Runnable:
     """The model itself; an HcLensError unless it can be run block by block."""
-    if not isinstance(model, EncoderClassifier | DecoderClassifier):
+    if not isinstance(model, Runnable):
         raise HcLensError(
-            f"expected a classifier of hc.load to scan, got a {type(model).__name__}; "
-            "load the checkpoint with hc.load(...)"
+            "expected a HookedEncoder or HookedTransformer, whose blocks can be run one by one, "
+            f"got a {type(model).__name__}; load the checkpoint with hc.load(...)"
         )
     if model._forward_hooks or model._forward_pre_hooks:
         raise HcLensError(
@@ -99,46 +107,48 @@ def check_classifier(model: Model) -> EncoderClassifier | DecoderClassifier:
     return model
 
 
-def can_fuse(model: EncoderClassifier | DecoderClassifier) -> bool:
+def can_fuse(model: Runnable) -> bool:
     """Whether the kernels compute what the model computes, and a layer's output adds its heads'."""
     cfg = model.cfg
+    capped = softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
     return (
         can_view(model)
         and not cfg.use_normalization_before_and_after
-        and not softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
+        # The readout of a language model caps its logits itself.
+        and not (capped and is_classifier(model))
     )
 
 
-def layers_of(model: EncoderClassifier | DecoderClassifier) -> FusedLayers | HookedLayers:
+def layers_of(model: Runnable) -> FusedLayers | HookedLayers:
     """The faster way of the two that computes what the model computes."""
     fused = can_fuse(model) and not has_user_hooks(model)
     return FusedLayers(model) if fused else HookedLayers(model)
 
 
 class FusedLayers:
-    """Every layer of a classifier, with fused kernels."""
+    """Every layer of a model, with fused kernels."""
 
     watched = False
     """Whether hooks see the activations: then no stacks, and every position is computed."""
 
-    def __init__(self, model: EncoderClassifier | DecoderClassifier):
-        self.view = ClassifierView(model)
+    def __init__(self, model: Runnable):
+        self.view, self.readout = ModelView(model), Readout(model)
         self.held_bytes = sum(block.W_qkv.nbytes for block in self.view.blocks)
         """Bytes that are held for the whole scan beside the model."""
 
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
-        resid, context = self.view.start(batch.inputs)
+        resid, context = self.view.start(batch)
         return Stream(resid, batch.inputs["input"], source, context)
 
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
         """Attend once for all children; with `narrow` at the read positions alone."""
         return _FusedStep(self.view.blocks[layer], layer, stream, resid, narrow)
 
-    def logits(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows labels"]:
-        """The classifier's output; a `narrow` last layer has left the read positions alone."""
+    def held(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows width"]:
+        """What is left at the read positions; a `narrow` last layer has left these alone."""
         read = resid if resid.shape[1] == 1 else stream.context.at_reads(resid)
-        return self.view.logits(self.view.final(read))
+        return read.squeeze(1) if self.readout.split else self.view.logits(self.view.final(read))
 
     def row_bytes(self, pos: int, levels: int) -> int:
         """Bytes of activations for one row of `pos` tokens, when sets touch `levels` layers."""
@@ -208,19 +218,21 @@ class HookedLayers:
     watched = True
     held_bytes = 0
 
-    def __init__(self, model: EncoderClassifier | DecoderClassifier):
-        self.model, self.space = model, UnitSpace.of(model)
+    def __init__(self, model: Runnable):
+        self.model, self.space, self.readout = model, UnitSpace.of(model), Readout(model)
 
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
-        resid, mask = embed(self.model, batch.inputs)
-        return Stream(resid, batch.inputs["input"], source, Context(mask))
+        entered, reads = embed(self.model, batch.inputs), read_positions(self.model, batch)
+        context = Context(entered.mask, reads=reads)
+        tokens = batch.inputs["input"]
+        return Stream(entered.resid, tokens, source, context, entered.positions)
 
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
         """Run the block under the hooks of one ablation; a `narrow` layer is never asked for."""
         assert not narrow
         block, attended = self.model.blocks[layer], stream.context.mask
-        if isinstance(self.model, EncoderClassifier) and attended is not None:
+        if isinstance(self.model, HookedEncoder) and attended is not None:
             # Minus infinity at the pads, as HookedEncoder gives it to its blocks.
             attended = torch.where(attended == 0, -torch.inf, 0.0)[:, None, None, :]
 
@@ -229,23 +241,26 @@ class HookedLayers:
             mask = torch.ones(len(self.space), device=resid.device)
             mask[self.space.indices(branch.part)] = 0.0
             with Handle(self.model, mask_edits(self.space, mask, stream.source)):
-                if isinstance(self.model, EncoderClassifier):
+                if isinstance(self.model, HookedEncoder):
                     return block(resid, attended)
-                return block(resid, attention_mask=attended)
+                given = stream.positions
+                return block(resid, shortformer_pos_embed=given, attention_mask=attended)
 
         return run
 
-    def logits(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows labels"]:
-        """The classification head, with its hooks."""
-        model = self.model
+    def held(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows width"]:
+        """What is left at the read positions, or the logits there, with the hooks of the head."""
+        model, reads = self.model, stream.context.reads
+        assert reads is not None
+        if self.readout.split:
+            return at_positions(resid, reads)
         if isinstance(model, EncoderClassifier):
             return model.unembed(model.pooler(resid))
-        return model(
-            resid,
-            start_at_layer=model.cfg.n_layers,
-            attention_mask=stream.context.mask,
-            tokens=stream.tokens,
-        )
+        if isinstance(model, HookedEncoder):
+            return at_positions(model.unembed(model.mlm_head(resid)), reads)
+        # Not a classifier's own, which would look for tokens to find where it is read.
+        forward: Any = HookedTransformer.forward
+        return at_positions(forward(model, resid, start_at_layer=model.cfg.n_layers), reads)
 
     def row_bytes(self, pos: int, levels: int) -> int:
         """As for `FusedLayers`; TransformerLens holds several attention patterns."""

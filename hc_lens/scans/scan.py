@@ -3,9 +3,11 @@
 1. Every set of units is ablated in turn on every batch; `hc_lens.scans.engine` runs only the layers
    that the ablation can change, so the numbers are those of a full forward pass per set, sooner.
 2. `scan` averages the metrics of each row (`hc_lens.metrics`) per dataset and case; `scan_rows`
-   keeps them per row, for resampling.
-3. With a store, the logits of every finished batch are a record. Its key is made of everything that
-   decides them: the model, what replaces removed units, the batches and the sets.
+   keeps them per row, for resampling. A language model's logits are made of a few sets at a time
+   and are not kept.
+3. With a store, what every finished batch leaves to read is a record: its logits, or, of a language
+   model, what they are made of, so that other metrics can be had of it later. Its key is made of
+   everything that decides it: the model, what replaces removed units, the batches and the sets.
 
 The full model is the set ``"full"``, always there and always first.
 """
@@ -14,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -25,6 +28,7 @@ from jaxtyping import Bool, Float
 from safetensors.torch import load, save
 from torch import Tensor
 from tqdm.auto import tqdm
+from typing_extensions import Unpack
 
 from hc_lens.data.batches import named_batches
 from hc_lens.errors import HcLensError
@@ -33,7 +37,18 @@ from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_finite, check_weights, is_finite
 from hc_lens.masks.hooks import Handle, has_user_hooks
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, LOGIT, Totals, row_metrics
+from hc_lens.metrics import (
+    ACCURACY,
+    AGREEMENT,
+    FULL,
+    KL,
+    LOGIT,
+    Metric,
+    Metrics,
+    Totals,
+    check_metrics,
+    held_metrics,
+)
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.records import Records, digest, json_bytes
@@ -47,8 +62,24 @@ COLUMNS = (
 """The columns of a scan."""
 _METRICS = {"correct": ACCURACY, "agreement": AGREEMENT, "kl": KL, "logit": LOGIT}
 """The metric behind each array of `ScanRows`."""
-Metrics = Mapping[str, Tensor]
-"""The metrics of `hc_lens.metrics`, each [sets, rows]."""
+Values = Mapping[str, Float[Tensor, "sets _"]]
+"""Metrics of `hc_lens.metrics` by name."""
+
+
+class ScanOptions(TypedDict, total=False):
+    """What `scan` and `scan_rows` take by name."""
+
+    metrics: Metrics
+    """More to measure: names such as ``["probability"]``, or functions of (logits, batch) by name,
+    which give one number per row from the logits where the row is read."""
+    limit: int | None
+    """Scan a sample of so many rows of each dataset; the sample is always the same one."""
+    memory: int | str
+    """Most bytes to hold beside the model and the results, such as 500_000_000 or "2GB"."""
+    store: str | Path | None
+    """Folder in which finished batches are kept; the same call continues from there."""
+    progress: bool
+    """Whether to show a progress bar."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +90,8 @@ class ScanRows:
     """Labels of the sets: ``"full"`` first, then as given."""
     rows: pd.DataFrame
     """What each row is: dataset, case, row (its position in the split), label (-1 if unknown)."""
-    logits: Float[np.ndarray, "sets rows labels"]
-    """The model's logits."""
+    logits: Float[np.ndarray, "sets rows labels"] | None
+    """A classifier's logits; None for a language model, whose vocabulary is too large to keep."""
     correct: Bool[np.ndarray, "sets rows"]
     """Whether the prediction is the row's label; False without a label."""
     agreement: Bool[np.ndarray, "sets rows"]
@@ -68,7 +99,10 @@ class ScanRows:
     kl: Float[np.ndarray, "sets rows"]
     """KL divergence of the full model's distribution from the ablated one's, in nats."""
     logit: Float[np.ndarray, "sets rows"]
-    """Log-odds of the row's label; NaN without a label."""
+    """Log-odds of the row's label; NaN without a label. Of a prompt: of its right answers against
+    the wrong ones."""
+    more: Mapping[str, Float[np.ndarray, "sets rows"]] = field(default_factory=dict)
+    """Further metrics that were asked for."""
 
     def index(self, units: UnitSet) -> int:
         """The index of a set in each array; a set that was not scanned is an HcLensError."""
@@ -85,18 +119,25 @@ class ScanRows:
 
     def where(self, keep: Bool[np.ndarray, "rows"]) -> ScanRows:
         """Some of the rows, such as ``rows.where((rows.rows["case"] == "swap").to_numpy())``."""
-        arrays = {name: getattr(self, name)[:, keep] for name in ("logits", *_METRICS)}
-        return replace(self, rows=self.rows.loc[keep].reset_index(drop=True), **arrays)
+        arrays = {name: getattr(self, name)[:, keep] for name in _METRICS}
+        return replace(
+            self,
+            rows=self.rows.loc[keep].reset_index(drop=True),
+            logits=None if self.logits is None else self.logits[:, keep],
+            more={name: array[:, keep] for name, array in self.more.items()},
+            **arrays,
+        )
 
     def table(self) -> pd.DataFrame:
         """The table that `scan` gives."""
         pieces = []
         for dataset, at in self.rows.groupby("dataset", sort=False).indices.items():
             arrays = {metric: getattr(self, name)[:, at] for name, metric in _METRICS.items()}
+            arrays |= {name: array[:, at] for name, array in self.more.items()}
             values = {metric: torch.tensor(array).double() for metric, array in arrays.items()}
             labels = torch.tensor(self.rows["label"].to_numpy()[at])
             pieces.append((str(dataset), self.rows["case"].iloc[at], labels, values))
-        return _table(self.sets, pieces)
+        return _table(self.sets, tuple(self.more), pieces)
 
 
 def scan(
@@ -104,32 +145,29 @@ def scan(
     datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     sets: Iterable[UnitSet] | None = None,
-    *,
-    limit: int | None = None,
-    memory: int | str = "1GB",
-    store: str | Path | None = None,
-    progress: bool = True,
+    **options: Unpack[ScanOptions],
 ) -> pd.DataFrame:
     """What ablating each set does to the model, per dataset and case.
 
     Columns: dataset, case, set, n (rows), accuracy, accuracy_change (against the full model,
     negative for a drop), kl (of the full model from the ablated one, nats), agreement (share of
-    rows with the full model's prediction), logit_change (mean change of the gold label's log-odds).
-    Accuracy and logit are over rows with a label, NaN where there are none. The full model is the
-    set "full".
+    rows with the full model's prediction), logit_change (mean change of the gold label's log-odds;
+    of a prompt with one right and one wrong answer, of their logit difference), and each further
+    metric with its change. Accuracy and logit are over rows with a label, NaN where there are none.
+    The full model is the set "full".
 
     Args:
-        model: a classifier of `hc.load`. Its hooks stay on and run; see docs/method/evaluation.md.
+        model: a HookedEncoder or HookedTransformer, of `hc.load` or your own. Its hooks stay on and
+            run; see docs/method/evaluation.md.
         means: what replaces a removed unit: means, ``"zero"`` or another source.
         sets: the sets to ablate, each a list of units or a label such as ``"L2.H5+L3.H7"``; by
             default every unit alone. ``hc.pairs(units)`` gives some units and all their pairs.
-        limit: scan a sample of so many rows of each dataset; the sample is always the same one.
-        memory: most bytes to hold beside the model and the results, such as 500_000_000 or "2GB".
-        store: folder in which finished batches are kept; the same call continues from there.
+        options: `ScanOptions`: metrics, limit, memory, store, progress.
     """
-    run = _Scan(model, datasets, means, sets, limit, memory, store)
-    results = run.results(progress)
-    return _table(run.labels, ((name, b.cases, b.labels, rows) for name, b, _, rows in results))
+    run = _Scan(model, datasets, means, sets, **options)
+    results = run.results()
+    pieces = ((name, b.cases, b.labels, rows) for name, b, _, rows in results)
+    return _table(run.labels, tuple(run.more), pieces)
 
 
 def scan_rows(
@@ -137,30 +175,32 @@ def scan_rows(
     datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     sets: Iterable[UnitSet] | None = None,
-    *,
-    limit: int | None = None,
-    memory: int | str = "1GB",
-    store: str | Path | None = None,
-    progress: bool = True,
+    **options: Unpack[ScanOptions],
 ) -> ScanRows:
     """The results of `scan` for every row, in the order of the splits; arguments as there."""
-    run = _Scan(model, datasets, means, sets, limit, memory, store)
+    run = _Scan(model, datasets, means, sets, **options)
     frames, kept = [], []
-    for name, batch, logits, metrics in run.results(progress):
+    for name, batch, held, values in run.results():
         columns = {"row": batch.rows.cpu().numpy(), "label": batch.labels.cpu().numpy()}
         frames.append(pd.DataFrame({"dataset": name, "case": list(batch.cases), **columns}))
-        arrays = {key: metrics[metric].cpu() for key, metric in _METRICS.items()}
+        arrays = {key: values[metric].cpu() for key, metric in _METRICS.items()}
         for key in ("correct", "agreement"):
             arrays[key] = arrays[key] == 1
-        # NumPy does not have every kind of half precision.
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        kept.append({"logits": exact.cpu(), **arrays})
+        arrays |= {key: values[key].cpu() for key in run.more}
+        if not run.readout.split:
+            # NumPy does not have every kind of half precision.
+            arrays["logits"] = (held if held.dtype == torch.float64 else held.float()).cpu()
+        kept.append(arrays)
     rows = pd.concat(frames, ignore_index=True)
     order = np.lexsort((rows["row"].to_numpy(), pd.factorize(rows["dataset"])[0]))
     joined = {
         key: torch.cat([part[key] for part in kept], dim=1).numpy()[:, order] for key in kept[0]
     }
-    return ScanRows(run.labels, rows.iloc[order].reset_index(drop=True), **joined)
+    more = {key: joined.pop(key) for key in run.more}
+    logits = joined.pop("logits", None)
+    return ScanRows(
+        run.labels, rows.iloc[order].reset_index(drop=True), logits, **joined, more=more
+    )
 
 
 def parse_memory(memory: int | str) -> int:
@@ -206,66 +246,71 @@ class _Scan:
         datasets: Mapping[str, BatchesLike] | BatchesLike,
         means: Source | str,
         sets: Iterable[UnitSet] | None,
-        limit: int | None,
-        memory: int | str,
-        store: str | Path | None,
+        **options: Unpack[ScanOptions],
     ):
+        if unknown := [name for name in options if name not in ScanOptions.__annotations__]:
+            raise TypeError(f"a scan has no argument {unknown[0]!r}")
+        self.more: dict[str, Metric | str] = check_metrics(options.get("metrics", ()))
+        self._progress, store = options.get("progress", True), options.get("store")
         warn_if_masked(model)
         check_weights(model)
         space, source = UnitSpace.of(model), as_source(means)
         found = resolve_sets(space, sets)
         source.check(model, space)
-        self._named = limited_batches(datasets, source, limit)
+        self._named = limited_batches(datasets, source, options.get("limit"))
         self.labels = (FULL, *map(set_label, found))
         self._sets = [(), *found]
-        self._engine = SuffixEngine(model, self._sets, source, parse_memory(memory))
+        memory = parse_memory(options.get("memory", "1GB"))
+        self._engine = SuffixEngine(model, self._sets, source, memory)
+        self.readout = self._engine.layers.readout
         self._records = None if store is None else Records(store, "scan")
         self._keys = {} if self._records is None else self._begin(self._records)
 
     def results(
-        self, progress: bool
-    ) -> Iterator[tuple[str, BatchLike, Float[Tensor, "sets batch labels"], Metrics]]:
-        """Each batch with its dataset, and the logits and metrics of every set on it."""
+        self,
+    ) -> Iterator[tuple[str, BatchLike, Float[Tensor, "sets batch width"], Values]]:
+        """Each batch with its dataset, and what every set left to read and its metrics."""
         rows = sum(getattr(batches, "n_rows", 0) for batches in self._named.values())
-        total = len(self.labels) * rows or None
-        with tqdm(total=total, desc="scan", disable=not progress, leave=False, unit="row") as bar:
+        total, hidden = len(self.labels) * rows or None, not self._progress
+        wanted = {**{name: name for name in _METRICS.values()}, **self.more}
+        with tqdm(total=total, desc="scan", disable=hidden, leave=False, unit="row") as bar:
             for name, batches in self._named.items():
                 for index, batch in enumerate(batches):
-                    logits = self._logits(name, index, batch, bar.update)
-                    yield name, batch, logits, row_metrics(batches, batch, logits[0], logits)
+                    held = self._held(name, index, batch, bar.update)
+                    with torch.no_grad():
+                        found = held_metrics(batches, batch, held, self.readout.logits, wanted)
+                    yield name, batch, held, found
 
-    def _logits(
+    def _held(
         self, name: str, index: int, batch: BatchLike, report: Callable[[int], object]
-    ) -> Float[Tensor, "sets batch labels"]:
-        """The logits of every set on a batch, from the store if they are there."""
+    ) -> Float[Tensor, "sets batch width"]:
+        """What every set leaves to read on a batch, from the store if it is there."""
         if self._records is None:
-            return self._checked(batch, self._engine.logits(batch, report))
-        scan_key = self._keys[name]
+            return self._checked(batch, self._engine.held(batch, report))
+        scan_key, part = self._keys[name], "held" if self.readout.split else "logits"
         record, key = f"{scan_key}/batch-{index:06d}", digest(scan_key, batch.rows.tolist())
-        files = self._records.read(record, key)
+        files, file = self._records.read(record, key), f"{part}.safetensors"
         if files is not None:
             report(len(self.labels) * len(batch.rows))
-            kept = load(files["logits.safetensors"])["logits"].to(batch.labels.device)
-            return self._checked(batch, kept)
-        logits = self._checked(batch, self._engine.logits(batch, report))
-        content = save({"logits": logits.cpu().contiguous()})
-        self._records.write(record, {"logits.safetensors": content}, key)
-        return logits
+            return self._checked(batch, load(files[file])[part].to(batch.labels.device))
+        held = self._checked(batch, self._engine.held(batch, report))
+        self._records.write(record, {file: save({part: held.cpu().contiguous()})}, key)
+        return held
 
     def _checked(
-        self, batch: BatchLike, logits: Float[Tensor, "sets batch labels"]
-    ) -> Float[Tensor, "sets batch labels"]:
-        """The logits; if some are not finite, an HcLensError that says of which set and where."""
-        if is_finite(logits):
-            return logits
+        self, batch: BatchLike, held: Float[Tensor, "sets batch width"]
+    ) -> Float[Tensor, "sets batch width"]:
+        """What is held; if some is not finite, an HcLensError that says of which set and where."""
+        if is_finite(held):
+            return held
         model, space = self._engine.model, self._engine.space
-        for label, units, own in zip(self.labels, self._sets, logits, strict=True):
+        for label, units, own in zip(self.labels, self._sets, held, strict=True):
             mask = torch.ones(len(space), device=model.cfg.device)
             mask[space.indices(units)] = 0.0
             run = f"the model without {label}" if units else "the model"
             with Handle(model, mask_edits(space, mask, self._engine.source.on(batch))):
                 check_finite(model, batch.inputs, own, run)
-        return logits
+        return held
 
     def _begin(self, records: Records) -> dict[str, str]:
         """Write what is scanned into the store; the key of each dataset."""
@@ -296,15 +341,18 @@ class _Scan:
 
 
 def _table(
-    sets: Sequence[str], pieces: Iterable[tuple[str, Iterable[str], Tensor, Metrics]]
+    sets: Sequence[str],
+    more: Sequence[str],
+    pieces: Iterable[tuple[str, Iterable[str], Tensor, Values]],
 ) -> pd.DataFrame:
     """The table of a scan, from pieces as `Totals.add` takes them."""
-    totals = Totals(pd.DataFrame({"set": list(sets)}), (ACCURACY, KL, AGREEMENT, LOGIT))
+    totals = Totals(pd.DataFrame({"set": list(sets)}), (ACCURACY, KL, AGREEMENT, LOGIT, *more))
     for piece in pieces:
         totals.add(*piece)
     table = totals.table()
-    for name in (ACCURACY, LOGIT):
+    for name in (ACCURACY, LOGIT, *more):
         # Within a dataset and case the full model comes first.
         full = table.groupby(["dataset", "case"], sort=False)[name].transform("first")
         table[f"{name}_change"] = table[name] - full
-    return table.reindex(columns=list(COLUMNS))
+    further = [column for name in more for column in (name, f"{name}_change")]
+    return table.reindex(columns=list(dict.fromkeys([*COLUMNS, *further])))

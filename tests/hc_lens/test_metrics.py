@@ -36,10 +36,10 @@ class ThreeWay:
 
     labels: tuple[str, ...] = ("a", "b", "c")
 
-    def predictions(self, logits):
+    def predictions(self, logits, batch):
         return logits.argmax(-1)
 
-    def log_probs(self, logits):
+    def log_probs(self, logits, batch):
         return logits.log_softmax(-1)
 
 
@@ -48,12 +48,12 @@ class TwoWay(ThreeWay):
 
     labels = ("a", "other")
 
-    def predictions(self, logits):
+    def predictions(self, logits, batch):
         return logits.argmax(-1).clamp(max=1)
 
-    def log_probs(self, logits):
+    def log_probs(self, logits, batch):
         found = logits.log_softmax(-1)
-        return torch.stack([found[:, 0], found[:, 1:].logsumexp(-1)], -1)
+        return torch.stack([found[..., 0], found[..., 1:].logsumexp(-1)], -1)
 
 
 class Unlabelled(ThreeWay):
@@ -61,7 +61,7 @@ class Unlabelled(ThreeWay):
 
     labels = ()
 
-    def predictions(self, logits):
+    def predictions(self, logits, batch):
         raise AssertionError("no labels")
 
     log_probs = predictions

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,147 @@ def test_a_directory_gives_the_logits_of_the_model_that_was_saved(family, tmp_pa
     assert isinstance(model, kind)
     assert model.labels == tiny.MNLI_LABELS
     torch.testing.assert_close(model(**inputs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", tiny.LANGUAGE_MODELS)
+def test_a_directory_gives_the_logits_of_the_language_model_that_was_saved(family, tied, tmp_path):
+    original = tiny.tiny_language_model(family, tie_word_embeddings=tied)
+    model = hc.load(tiny.save_language_model(tmp_path, family, tie_word_embeddings=tied))
+    tokens = tiny.tiny_inputs(0, "right", lengths=(7,))["input_ids"]
+    with torch.no_grad():
+        expected = original(tokens).logits
+    assert isinstance(model, HookedEncoder if family in tiny.ENCODERS else HookedTransformer)
+    assert model.labels == {}
+    assert model.fingerprint == hc.load(original).fingerprint
+    torch.testing.assert_close(model(tokens), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Path:
+    return tiny.save_language_model(tmp_path / "masked", "bert")
+
+
+def edit_weights(folder: Path, change) -> None:
+    """Write a checkpoint's weights again, changed."""
+    place = folder / "model.safetensors"
+    save_file(change(load_file(place)), place, metadata={"format": "pt"})
+
+
+def test_a_masked_language_model_reads_text_and_ids_alike(masked):
+    model = hc.load(masked)
+    texts = ["the doctor saw the [MASK] .", ("the artist ran .", "the [MASK] slept .")]
+    tokens, types, mask = model.to_tokens(texts)
+    assert tokens[0, :8].tolist() == model.tokenizer(texts[0])["input_ids"]
+    assert mask.sum(-1).tolist() == [8, 11]
+    assert types[1].tolist() == model.tokenizer(*texts[1])["token_type_ids"]
+    logits = model(texts)
+    assert logits.shape == (2, 11, tiny.VOCABULARY)
+    for given in ({"input": tokens, "one_zero_attention_mask": mask}, {
+        "input_ids": tokens, "attention_mask": mask,
+    }):  # fmt: skip
+        torch.testing.assert_close(model(**given, token_type_ids=types), logits)
+    torch.testing.assert_close(model(texts[0])[0], logits[0, :8])
+    assert model(texts, return_type=None) is None
+
+
+def test_a_masked_language_model_has_the_head_of_its_checkpoint_and_no_other(masked):
+    model = hc.load(masked)
+    assert isinstance(model.mlm_head, torch.nn.Module)
+    assert not hasattr(model, "pooler")
+    assert not hasattr(model, "nsp_head")
+    _, cache = model.run_with_cache("the doctor slept .")
+    assert cache["mlm_head.ln.hook_normalized"].shape == (1, 6, 32)
+    assert not any(name.startswith(("pooler", "nsp_head")) for name in model.state_dict())
+
+
+def test_predictions_are_not_a_return_type_of_a_masked_language_model(masked):
+    with pytest.raises(hc.HcLensError, match=r"return_type among \['logits', None\], got 'predict"):
+        hc.load(masked)("the doctor slept .", return_type="predictions")
+
+
+def test_labels_cannot_be_given_to_a_masked_language_model(masked):
+    with pytest.raises(hc.HcLensError, match="0 labels"):
+        hc.load(masked, labels=["a", "b"])
+
+
+def test_a_masked_language_model_with_the_heads_of_pretraining_loads_as_itself(masked):
+    expected = hc.load(masked).fingerprint
+
+    def published(weights: dict) -> dict:
+        # As the first published BERT: its decoder is spelt out, and further heads are there.
+        words = weights["bert.embeddings.word_embeddings.weight"]
+        return {
+            **weights,
+            "cls.predictions.decoder.weight": words.clone(),
+            "cls.seq_relationship.weight": torch.zeros(2, 32),
+            "cls.seq_relationship.bias": torch.zeros(2),
+            "bert.pooler.dense.weight": torch.zeros(32, 32),
+            "bert.pooler.dense.bias": torch.zeros(32),
+        }
+
+    edit_weights(masked, published)
+    assert hc.load(masked).fingerprint == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("bert", "cls.predictions.transform.dense.weight"),
+        ("bert", "cls.predictions.transform.LayerNorm.bias"),
+        ("bert", "cls.predictions.bias"),
+        ("roberta", "lm_head.dense.weight"),
+        ("roberta", "lm_head.layer_norm.bias"),
+        ("xlm-roberta", "lm_head.bias"),
+    ],
+)
+def test_a_masked_language_model_without_a_part_of_its_head_is_an_error(family, part, tmp_path):
+    folder = tiny.save_language_model(tmp_path / "masked", family)
+    edit_weights(folder, lambda weights: {k: v for k, v in weights.items() if k != part})
+    with pytest.raises(hc.HcLensError, match=rf"missing \['.*{re.escape(part)}'.*with its head"):
+        hc.load(folder)
+
+
+def test_an_untied_decoder_that_the_file_lacks_is_an_error(tmp_path):
+    folder = tiny.save_language_model(tmp_path / "masked", "bert", tie_word_embeddings=False)
+    edit_weights(folder, lambda weights: {k: v for k, v in weights.items() if "decoder" not in k})
+    with pytest.raises(hc.HcLensError, match=r"missing \['cls\.predictions\.decoder\.bias', "):
+        hc.load(folder)
+
+
+def test_an_encoder_without_any_head_is_not_a_masked_language_model(masked):
+    edit_weights(masked, lambda weights: {k: v for k, v in weights.items() if "cls." not in k})
+    with pytest.raises(hc.HcLensError, match=r"every weight of BertForMaskedLM.*missing"):
+        hc.load(masked)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (transformers.DistilBertConfig, "DistilBertForMaskedLM"),
+        (transformers.ElectraConfig, "ElectraForMaskedLM"),
+        (transformers.BertConfig, "BertForPreTraining"),
+        (transformers.BertConfig, "BertLMHeadModel"),
+        (transformers.RobertaConfig, "BertForMaskedLM"),
+    ],
+)
+def test_a_masked_language_model_that_is_not_converted_lists_those_that_are(config, kind, masked):
+    config(architectures=[kind]).save_pretrained(masked)
+    known = r"\['BertForMaskedLM', 'RobertaForMaskedLM', 'XLMRobertaForMaskedLM'\]"
+    with pytest.raises(hc.HcLensError, match=rf"masked language models {known}, got {kind}"):
+        hc.load(masked)
+
+
+def test_a_masked_language_model_of_an_unknown_family_lists_the_known_ones(masked):
+    transformers.AlbertConfig(architectures=["AlbertForMaskedLM"]).save_pretrained(masked)
+    with pytest.raises(hc.HcLensError, match=r"families \['bert', 'distilbert'.*got 'albert'"):
+        hc.load(masked)
+
+
+@pytest.mark.parametrize("make", [tiny.tiny_hf, tiny.tiny_language_model])
+def test_an_encoder_that_attends_to_earlier_tokens_alone_is_an_error(make):
+    with pytest.raises(hc.HcLensError, match=r"is_decoder among \[False\], got True"):
+        hc.load(make("bert", is_decoder=True))
 
 
 def test_text_goes_in_as_sentences_pairs_and_lists(checkpoint):
@@ -307,8 +449,9 @@ def hostile(checkpoint, tmp_path, monkeypatch) -> Path:
     """A checkpoint that asks for its own Python file, which leaves a mark; the user says yes."""
     code = f"open({str(tmp_path / 'mark')!r}, 'w').close()\nclass Own: pass\n"
     (checkpoint / "own.py").write_text(code)
-    kinds = ("AutoConfig", "AutoModelForSequenceClassification", "AutoModelForCausalLM")
-    edit_config(checkpoint, auto_map=dict.fromkeys(kinds, "own.Own"))
+    kinds = ("SequenceClassification", "CausalLM", "MaskedLM")
+    names = ["AutoConfig", *(f"AutoModelFor{kind}" for kind in kinds)]
+    edit_config(checkpoint, auto_map=dict.fromkeys(names, "own.Own"))
     place = checkpoint / "tokenizer_config.json"
     mapped = {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
     place.write_text(json.dumps({**json.loads(place.read_text()), **mapped}))

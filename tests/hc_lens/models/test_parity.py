@@ -1,12 +1,21 @@
 """Logits against Hugging Face's own forward, for every family."""
 
+import copy
+
 import pytest
 import torch
 import transformers
 from transformer_lens import HookedTransformer
 
 import hc_lens as hc
-from hc_lens.models.classifiers import DecoderClassifier
+from hc_lens.blocks import Context
+from hc_lens.models.classifiers import (
+    DecoderClassifier,
+    DecoderLanguageModel,
+    EncoderLanguageModel,
+)
+from hc_lens.models.quiet import quiet
+from hc_lens.models.views import can_view, view
 from tests import tiny
 
 RMS_NORMS = {
@@ -29,19 +38,43 @@ def in_full_precision(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(type(module), "forward", forward)
 
 
-def compare(family: str, inputs: dict, dtype: torch.dtype, monkeypatch, **changes) -> float:
-    original = tiny.tiny_hf(family, **changes).to(dtype)
-    if dtype == torch.float64:
+def expected_logits(original, inputs: dict, monkeypatch) -> torch.Tensor:
+    """Hugging Face's own logits."""
+    if original.dtype == torch.float64:
         in_full_precision(original, monkeypatch)
-    ours = hc.load(original, dtype=dtype)
     theirs = dict(inputs)
-    if family in tiny.DECODERS:
+    if original.config.model_type in tiny.DECODERS:
         # The positions that Hugging Face's own generate() gives a left-padded row.
         theirs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
-        expected, got = original(**theirs).logits, ours(**inputs)
+        expected = original(**theirs).logits
     assert expected.abs().max() > 0.1
-    return (expected - got).abs().max().item()
+    return expected
+
+
+def compare(family: str, inputs: dict, dtype: torch.dtype, monkeypatch, **changes) -> float:
+    original = tiny.tiny_hf(family, **changes).to(dtype)
+    expected = expected_logits(original, inputs, monkeypatch)
+    return (expected - hc.load(original, dtype=dtype)(**inputs)).abs().max().item()
+
+
+def compare_language_model(
+    family: str, inputs: dict, dtype: torch.dtype, monkeypatch, **changes
+) -> float:
+    """Largest difference of a logit at a token that is not a pad."""
+    original = tiny.tiny_language_model(family, **changes).to(dtype)
+    expected = expected_logits(original, inputs, monkeypatch)
+    model = hc.load(original, dtype=dtype)
+    assert type(model) is (
+        EncoderLanguageModel if family in tiny.ENCODERS else DecoderLanguageModel
+    )
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    name = "one_zero_attention_mask" if family in tiny.ENCODERS else "attention_mask"
+    types = {key: inputs[key] for key in inputs.keys() & {"token_type_ids"}}
+    got = model(tokens, **{name: mask}, **types)
+    assert got.shape == (*tokens.shape, tiny.VOCABULARY)
+    assert got.isfinite().all()
+    return (expected - got)[mask.bool()].abs().max().item()
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -122,6 +155,110 @@ def test_a_language_model_loads_as_a_hooked_transformer():
     assert model.labels == {}
     assert len(model.fingerprint) == 32
     torch.testing.assert_close(model(ids), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", tiny.LANGUAGE_MODELS)
+def test_logits_of_a_language_model_equal_hugging_face_with_padding_on_either_side(
+    family, dtype, side, tied, monkeypatch
+):
+    pad = tiny.tiny_language_model(family).config.pad_token_id
+    bound = 1e-4 if dtype == torch.float32 else 1e-10
+    changes = {"tie_word_embeddings": tied}
+    inputs = tiny.tiny_inputs(pad, side)
+    assert compare_language_model(family, inputs, dtype, monkeypatch, **changes) < bound
+
+
+@pytest.mark.parametrize("family", tiny.MASKED_LANGUAGE_MODELS)
+def test_the_head_of_a_masked_language_model_has_the_activation_of_hugging_faces(
+    family, monkeypatch
+):
+    # BERT's head follows the blocks; RoBERTa's has a GELU whatever they have.
+    inputs = tiny.tiny_inputs(tiny.tiny_language_model(family).config.pad_token_id, "right")
+    for act in ("relu", "gelu_new"):
+        changes = {"hidden_act": act}
+        difference = compare_language_model(family, inputs, torch.float64, monkeypatch, **changes)
+        assert difference < 1e-10
+
+
+def test_logits_of_a_masked_language_model_equal_hugging_face_with_token_types(monkeypatch):
+    inputs = tiny.tiny_inputs(0, "right", token_types=True)
+    assert compare_language_model("bert", inputs, torch.float64, monkeypatch) < 1e-10
+
+
+def test_logits_of_a_masked_language_model_are_equal_at_pads_too():
+    original = tiny.tiny_language_model("roberta").double()
+    inputs = tiny.tiny_inputs(1, "left")
+    with torch.no_grad():
+        expected = original(**inputs).logits
+    got = hc.load(original, dtype=torch.float64)(**inputs)
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+
+
+def test_the_bias_of_a_masked_language_model_is_that_of_its_decoder():
+    original = tiny.tiny_language_model("bert", tie_word_embeddings=False)
+    predictions = original.cls.predictions
+    assert not torch.equal(predictions.bias, predictions.decoder.bias)
+    model = hc.load(original)
+    assert torch.equal(model.unembed.b_U, predictions.decoder.bias)
+    assert torch.equal(model.unembed.W_U, predictions.decoder.weight.T)
+
+
+def folded(model: HookedTransformer) -> HookedTransformer:
+    """The same weights in a plain HookedTransformer, as its own from_pretrained processes them."""
+    with quiet():
+        plain = HookedTransformer(copy.deepcopy(model.cfg), move_to_device=False)
+        plain.load_and_process_state_dict(
+            {name: value.clone() for name, value in model.state_dict().items()},
+            fold_ln=True,
+            center_writing_weights=model.cfg.normalization_type == "LN",
+            center_unembed=True,
+            fold_value_biases=True,
+        )
+    return plain.requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", tiny.CAUSAL_LANGUAGE_MODELS)
+def test_a_plain_model_with_folded_norms_is_viewed_as_it_computes(family, side):
+    model = hc.load(tiny.tiny_language_model(family), dtype=torch.float64)
+    plain, inputs = folded(model), tiny.tiny_inputs(0, side)
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    real = mask.bool()
+    assert type(plain) is HookedTransformer
+    assert plain.cfg.normalization_type in ("LNPre", "RMSPre")
+    assert can_view(plain)
+    same = [each(tokens, attention_mask=mask).log_softmax(-1)[real] for each in (model, plain)]
+    # TransformerLens folds in float32 whatever the dtype; the views below have no such excuse.
+    torch.testing.assert_close(*same, atol=1e-5, rtol=0)
+    _, cache = plain.run_with_cache(tokens, attention_mask=mask)
+    context = Context.of(mask, mask.sum(1) - 1, mask.shape[1], causal=True)
+    for layer in range(plain.cfg.n_layers):
+        # Centred weights write a stream of mean 0, which would hide a norm that does not centre.
+        for stream in (cache["resid_pre", layer], cache["resid_pre", layer] + 1):
+            theirs = plain.blocks[layer](stream, attention_mask=mask)
+            got = view(plain, layer)(stream, context)
+            assert not torch.allclose(theirs, stream)
+            torch.testing.assert_close(got[real], theirs[real], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", tiny.MASKED_LANGUAGE_MODELS)
+def test_the_blocks_of_a_masked_language_model_are_viewed_as_they_compute(family):
+    original = tiny.tiny_language_model(family)
+    model = hc.load(original, dtype=torch.float64)
+    inputs = tiny.tiny_inputs(original.config.pad_token_id, "right")
+    mask = inputs["attention_mask"]
+    _, cache = model.run_with_cache(**inputs)
+    context = Context.of(mask, torch.zeros_like(mask[:, 0]), mask.shape[1], causal=False)
+    resid = cache["hook_full_embed"]
+    assert can_view(model)
+    for layer in range(model.cfg.n_layers):
+        resid = view(model, layer)(resid, context)
+    torch.testing.assert_close(
+        model.unembed(model.mlm_head(resid)), cache["unembed.hook_out"], atol=1e-10, rtol=0
+    )
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

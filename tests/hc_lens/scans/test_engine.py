@@ -154,8 +154,8 @@ def test_a_hook_on_the_model_itself_is_refused():
         SuffixEngine(model, [[]], hc.Zero(), ENOUGH)
 
 
-def test_a_model_without_a_classification_head_is_refused():
-    with pytest.raises(hc.HcLensError, match=r"expected a classifier of hc.load.*got a Linear"):
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(hc.HcLensError, match=r"expected a HookedEncoder .*got a Linear"):
         SuffixEngine(torch.nn.Linear(2, 2), [[]], hc.Zero(), ENOUGH)
 
 

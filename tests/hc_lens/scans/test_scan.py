@@ -247,7 +247,7 @@ def scans_in(store: Path) -> list[Path]:
 def test_an_interrupted_scan_goes_on_where_it_stopped(bert, tmp_path, monkeypatch):
     model, batches, means = bert
     expected = quiet(scan, model, batches, means)
-    real, computed = SuffixEngine.logits, []
+    real, computed = SuffixEngine.held, []
 
     def counted(self, batch, report):
         if len(computed) == 2:
@@ -255,7 +255,7 @@ def test_an_interrupted_scan_goes_on_where_it_stopped(bert, tmp_path, monkeypatc
         computed.append(batch.rows.tolist())
         return real(self, batch, report)
 
-    monkeypatch.setattr(SuffixEngine, "logits", counted)
+    monkeypatch.setattr(SuffixEngine, "held", counted)
     with pytest.raises(InterruptedByUserError):
         quiet(scan, model, batches, means, store=tmp_path)
     (folder,) = scans_in(tmp_path)
@@ -347,7 +347,7 @@ def test_a_users_own_source_is_scanned_stored_and_resumed(bert, tmp_path, monkey
     assert np.allclose(rows.logits, slow[:, order].detach().numpy(), atol=1e-11)
     about = json.loads((scans_in(tmp_path)[0] / "about/scan.json").read_text())
     assert about["source"] == "halved"
-    monkeypatch.setattr(SuffixEngine, "logits", None)
+    monkeypatch.setattr(SuffixEngine, "held", None)
     again = quiet(scan_rows, model, batches, NamedHalved(), sets, store=tmp_path)
     assert np.array_equal(again.logits, rows.logits)
 

@@ -1,0 +1,1 @@
+"""Prompts that are made from a seed: one file a generator, each with a function `rows`."""
