@@ -21,6 +21,7 @@ from torch import Tensor
 from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.errors import HcLensError
+from hc_lens.masks.finite import is_finite
 from hc_lens.masks.hooks import has_user_hooks
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.inputs import is_encoder, mask_of
@@ -103,6 +104,11 @@ class Readout:
             logits = model.unembed(model.mlm_head(stream))
         else:
             logits = model(stream, start_at_layer=model.cfg.n_layers, return_type="logits")
+        if not is_finite(logits):
+            raise HcLensError(
+                "expected finite logits, got NaN or infinity, which begin behind the last block; "
+                "look at the weights of the final norm and of the unembedding"
+            )
         return logits[:, 0].unflatten(0, held.shape[:-1])
 
     def _stream(self, batch: BatchLike) -> Float[Tensor, "batch pos d_model"]:

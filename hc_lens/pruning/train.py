@@ -69,6 +69,8 @@ def prune(
     check_batch(batches[0], "inputs", "rows")
     # A sparsity that cannot be reached is found before any run of the model.
     job.gates.binarize(config.sparsity)
+    if not callable(config.loss):
+        job.teacher.logits(batches[0])  # a model that cannot be read is found out at once
     with frozen(model):
         return METHODS[config.method](job)
 

@@ -335,3 +335,12 @@ def test_counterfactuals_that_a_batch_does_not_have_are_an_error():
         hc.scan(model, batches, hc.Counterfactual(model), **SILENT)
     with pytest.raises(hc.HcLensError, match="one side alone"):
         hc.Counterfactual(model, batches)
+
+
+def test_an_unembedding_with_nan_is_found_out():
+    model = load("gpt2")
+    batches = prompts(model, "gpt2")
+    with torch.no_grad():
+        model.unembed.W_U[0, 0] = torch.nan
+    with pytest.raises(hc.HcLensError, match="begin behind the last block"):
+        hc.scan(model, batches, "zero", **SILENT)
