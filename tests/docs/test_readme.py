@@ -1,4 +1,4 @@
-"""The README's session runs as it stands there, on the bundled model instead of a checkpoint."""
+"""The README's sessions run as they stand there, on small models instead of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 import hc_lens as hc
 from tests.docs.test_pages import ROOT, blocks
+from tests.language_models import save_language_model
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +27,8 @@ ON_THE_ORGANISM = {
 """What the session says, and what it is run with."""
 
 
-def test_the_session_of_the_readme_runs() -> None:
-    (code,) = blocks(ROOT / "README.md", "python")
+def test_the_session_with_a_classifier_runs() -> None:
+    code, _ = blocks(ROOT / "README.md", "python")
     for shown, run in ON_THE_ORGANISM.items():
         assert shown in code
         code = code.replace(shown, run)
@@ -36,3 +37,19 @@ def test_the_session_of_the_readme_runs() -> None:
     assert names["logits"].shape == (1, 3)
     assert len(names["sub"].removed) == 18
     assert isinstance(names["sub"], hc.Subnetwork)
+
+
+def test_the_session_with_a_language_model_runs(tmp_path) -> None:
+    _, code = blocks(ROOT / "README.md", "python")
+    changes = {
+        "path-or-hub-id": str(save_language_model(tmp_path)),
+        '.named("': '.named(n=30, name="',
+        "seed=42": "seed=42, steps=3",
+    }
+    for shown, run in changes.items():
+        assert shown in code
+        code = code.replace(shown, run)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert len(names["sub"].removed) == 3  # half of 4 heads and 2 MLPs
+    assert set(names["ood"].sides.values()) == {"friendly", "adversarial"}
