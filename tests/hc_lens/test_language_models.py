@@ -8,7 +8,7 @@ import torch
 from transformer_lens import HookedTransformer
 
 import hc_lens as hc
-from hc_lens.metrics import held_metrics
+from hc_lens.metrics import AT_ONCE, held_metrics
 from hc_lens.models.quiet import quiet
 from hc_lens.models.reading import Readout
 from hc_lens.pruning.job import Job, Teacher
@@ -17,6 +17,7 @@ from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers, HookedLayers
 from hc_lens.units import UnitSpace
 from tests import tiny
+from tests.memory import peak_bytes
 
 FAMILIES = ("gpt2", "gpt_neox", "llama", "qwen2", "bert", "roberta")
 MASKED = ("bert", "roberta")
@@ -344,3 +345,17 @@ def test_an_unembedding_with_nan_is_found_out():
         model.unembed.W_U[0, 0] = torch.nan
     with pytest.raises(hc.HcLensError, match="begin behind the last block"):
         hc.scan(model, batches, "zero", **SILENT)
+
+
+@pytest.mark.slow
+def test_a_vocabulary_of_50_000_needs_the_logits_of_one_run_alone():
+    model = own(d_vocab=50_000, dtype=torch.float32)
+    made = [{"prompt": [1, 2 + row, 3], "right": 4, "wrong": 5} for row in range(200)]
+    batches = hc.Prompts.from_rows(made).batches(model, prepend_bos=False)
+    (batch,) = batches
+    of_one_run = 50_000 * len(batch) * 4
+    sets = [*([unit] for unit in UnitSpace.of(model)), list(UnitSpace.of(model))]
+    peak = peak_bytes(lambda: hc.scan(model, batches, "zero", sets, **SILENT))
+    # Of the full model and of one other run, and some copies of a few rows of them.
+    assert peak < 3 * of_one_run + 10 * AT_ONCE * 8
+    assert (len(sets) + 1) * 2 * of_one_run > peak
