@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hc_lens.analyses.composition.tracing import Trace
 
 
+MOST_TOKENS = 128
+"""Texts are cut to so many tokens, unless another number is given."""
+
+
 @options.changes(TraceConfig, "limit")
 class Tracing:
     """How edges are followed."""
@@ -33,7 +37,8 @@ class TracedRows(options.HeldOutRows):
 
     task: str = ORGANISM
     limit: int | None = 200
-    max_length: int | None = 128
+    max_length: int | None = None
+    """Most tokens of a text; 128 if not given. Prompts are never cut."""
 
 
 @options.section("Out of domain")
@@ -66,13 +71,15 @@ def run(settings: Settings, work: Work) -> None:
     import torch
 
     from hc_lens.analyses.composition.tracing import trace
+    from hc_lens.models.reading import is_classifier
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config = TraceConfig(**options.given(settings.tracing))
     model = work.model(settings.checkpoint)
-    longest = min(settings.rows.max_length or model.cfg.n_ctx, model.cfg.n_ctx)
-    rows = replace(settings.rows, max_length=longest)
+    rows = settings.rows
+    if is_classifier(model):
+        rows = replace(rows, max_length=min(rows.max_length or MOST_TOKENS, model.cfg.n_ctx))
     datasets = {}
     for name, spec in {"id": rows.spec(), "ood": settings.ood.spec(rows)}.items():
         if spec is not None:

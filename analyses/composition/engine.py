@@ -1,4 +1,4 @@
-"""Logits of many patched edges of one batch, re-run from the receiver on.
+"""What many patched edges of one batch leave to read, re-run from the receiver on.
 
 1. One clean pass keeps every layer's activations (`passes.Pass`).
 2. A sender's direct contributions to all later inputs are computed once, along the clean pass.
@@ -8,8 +8,9 @@
 4. The MLP behind a head that moved reads ``n(u) W_in = (c(u) w) W_in / s(u) + b W_in``: its norm is
    linear but for the scale. So ``(c(u + dz W_O[h]) w) W_in`` is that of u, computed once, plus
    ``dz G[h]`` with ``G[h] = (c(W_O[h]) w) W_in``: a product of rank d_head instead of d_model.
-5. The moved streams of a layer are stacked along the batch and run to the logits, the last layer at
-   the read positions alone.
+5. The moved streams of a layer are stacked along the batch and run to the end, the last layer at
+   the read positions alone. Left are a classifier's logits, or what a language model's unembedding
+   reads (`passes.PathView`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from torch.nn.functional import linear
 from tqdm.auto import tqdm
 
 from hc_lens.analyses.composition.config import Norms
-from hc_lens.analyses.composition.passes import Direct, JointPass, Pass, check_supported
-from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
+from hc_lens.analyses.composition.passes import Direct, JointPass, Pass, PathView
+from hc_lens.analyses.composition.receivers import INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Mlp, PerHead, Resid, repeated
 from hc_lens.data.batches import cut
 from hc_lens.errors import check_choice
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.models.views import ClassifierView
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.scans.engine import STACK_TOKENS
 from hc_lens.scans.layers import Stream
@@ -52,7 +52,7 @@ class PathEngine:
     def __init__(self, model: Model, means: Source | str, norms: Norms = "frozen"):
         """Prepare a model; `means` replace a sender's activation."""
         check_choice("norms", norms, get_args(Norms))
-        self.view = ClassifierView(check_supported(model))
+        self.view = PathView(model)
         self.source = as_source(means)
         self.source.check(model, UnitSpace.of(model))
         self.norms: Norms = norms
@@ -63,7 +63,7 @@ class PathEngine:
     @torch.no_grad()
     def start(self, batch: BatchLike) -> Pass:
         """The clean pass over a batch."""
-        resid, context = self.view.start(batch.inputs)
+        resid, context = self.view.start(batch)
         stream = Stream(resid, batch.inputs["input"], self.source.on(batch), context)
         clean = Pass(self.view, stream)
         clean.run()
@@ -86,20 +86,20 @@ class PathEngine:
     @torch.no_grad()
     def joint(
         self, clean: Pass, sender: Sender, receivers: Sequence[Receiver]
-    ) -> Float[Tensor, "batch labels"]:
-        """The logits with all the receivers patched together."""
+    ) -> Float[Tensor, "batch width"]:
+        """What is left to read with all the receivers patched together."""
         return JointPass(clean, sender, receivers, self.norms).run()
 
     @torch.no_grad()
-    def ablated(self, clean: Pass, sender: Sender) -> Float[Tensor, "batch labels"]:
-        """The logits without the sender."""
+    def ablated(self, clean: Pass, sender: Sender) -> Float[Tensor, "batch width"]:
+        """What is left to read without the sender."""
         return Pass(self.view, clean.stream, clean.runs[: sender[0].layer], sender).run()
 
     @torch.no_grad()
     def edges(
         self, clean: Pass, sender: Sender, receivers: Sequence[Receiver]
-    ) -> Float[Tensor, "edges batch labels"]:
-        """The logits with each receiver patched alone, in the order of the receivers."""
+    ) -> Float[Tensor, "edges batch width"]:
+        """What is left to read with each receiver patched alone, in the order of the receivers."""
         direct = Direct(clean, sender, self.norms, clean.runs, clean.runs)
         results: dict[Receiver, Tensor] = {}
         for index in range(len(self.view.blocks)):
@@ -110,16 +110,15 @@ class PathEngine:
                 results |= zip(heads, self._after_heads(clean, index, moves), strict=True)
             for receiver in set(here) - set(heads):
                 results[receiver] = self._after_mlp(clean, index, direct.to_mlp(index))
-        last = Receiver(None, CLASSIFIER)
-        if last in receivers:
+        if self.view.last in receivers:
             read = self.view.final(clean.stream.context.at_reads(clean.final))
-            results[last] = self.view.logits(read + direct.to_classifier())
+            results[self.view.last] = self.view.held(read + direct.to_last())
         return torch.stack([results[receiver] for receiver in receivers])
 
     def _after_heads(
         self, clean: Pass, index: int, moves: Sequence[Move]
-    ) -> Iterator[Float[Tensor, "batch labels"]]:
-        """The logits with each of some heads of a layer moved."""
+    ) -> Iterator[Float[Tensor, "batch width"]]:
+        """What is left to read with each of some heads of a layer moved."""
         run, kept, tokens = clean.runs[index], self._kept(clean, index), clean.stream.tokens
         block, base = run.block, kept(run.x + run.attention)
         last = index == len(self.view.blocks) - 1
@@ -135,26 +134,24 @@ class PathEngine:
                 moved = _stacked(base, chunk, block.heads.W_O)
                 beside = repeated(kept(run.mlp_out), len(moved)) if block.parallel else None
                 out = block.finish(moved, beside)
-            yield from self._to_logits(clean, index + 1, out)
+            yield from self._to_end(clean, index + 1, out)
 
-    def _after_mlp(self, clean: Pass, index: int, change: Resid) -> Float[Tensor, "batch labels"]:
-        """The logits if the MLP of a layer reads a changed input."""
+    def _after_mlp(self, clean: Pass, index: int, change: Resid) -> Float[Tensor, "batch width"]:
+        """What is left to read if the MLP of a layer reads a changed input."""
         run, kept = clean.runs[index], self._kept(clean, index)
         made = run.block.mlp_out(kept(run.mlp_in + change))
         out = run.block.close(kept(run.x), kept(run.attention), kept(run.mlp_in), made)
         out = run.block.norm2(out) if run.block.post_norm else out
-        return self._to_logits(clean, index + 1, out)[0]
+        return self._to_end(clean, index + 1, out)[0]
 
-    def _to_logits(
-        self, clean: Pass, index: int, resid: Resid
-    ) -> Float[Tensor, "edges batch labels"]:
-        """The logits of stacked streams in front of a layer, or behind the last at the reads."""
+    def _to_end(self, clean: Pass, index: int, resid: Resid) -> Float[Tensor, "edges batch width"]:
+        """What stacked streams in front of a layer, or behind the last at the reads, leave."""
         context, blocks = clean.stream.context, self.view.blocks
         for block in blocks[index:-1]:
             resid = block(resid, context)
         read = blocks[-1].at_reads(resid, context) if index < len(blocks) else resid
-        logits = self.view.logits(self.view.final(read))
-        return logits.unflatten(0, (-1, clean.stream.n_rows))
+        held = self.view.held(self.view.final(read))
+        return held.unflatten(0, (-1, clean.stream.n_rows))
 
     def _kept(self, clean: Pass, index: int) -> Callable[[Tensor], Tensor]:
         """Takes what is needed of the activations of a layer: of the last, the read positions."""
@@ -202,9 +199,15 @@ class MovedMlp:
         mlp, norm = block.mlp, block.mlp_norm
         if not isinstance(mlp, Mlp) or mlp.W_gate is not None or block.parallel:
             return None
-        if not norm.centres or norm.weight is None or norm.bias is None:
+        if not norm.centres or (norm.weight is None) != (norm.bias is None):
             return None
-        return cls(block, mlp, norm.weight, norm.bias)
+        # What is folded into the weights behind the norm is as if it were not there.
+        ones = mlp.W_in.new_ones(len(mlp.W_in))
+        weight, bias = (
+            folded if given is None else given
+            for given, folded in ((norm.weight, ones), (norm.bias, torch.zeros_like(ones)))
+        )
+        return cls(block, mlp, weight, bias)
 
     def __init__(self, block: Block, mlp: Mlp, weight: Tensor, bias: Tensor):
         """Multiply what the heads write with what the MLP reads behind its norm."""

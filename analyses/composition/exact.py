@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hc_lens.analyses.composition.config import Norms
 from hc_lens.analyses.composition.engine import PathEngine
@@ -26,13 +27,26 @@ from hc_lens.analyses.composition.passes import Pass
 from hc_lens.analyses.composition.receivers import Heard, Receiver, Sender, as_receivers, as_senders
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import ACCURACY, AGREEMENT, KL, LOGIT, MARGIN, Totals, over_cases, row_metrics
+from hc_lens.metrics import (
+    ACCURACY,
+    AGREEMENT,
+    KL,
+    LOGIT,
+    MARGIN,
+    Metrics,
+    Totals,
+    check_metrics,
+    held_metrics,
+    over_cases,
+)
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import UnitSet, set_label
 
 EDGE = ["sender", "receiver", "kind"]
 """The columns that name an edge."""
+_METRICS = (KL, ACCURACY, AGREEMENT, MARGIN, LOGIT)
+"""The metrics that are always there."""
 CHANGES = {ACCURACY: "accuracy_change", MARGIN: "margin_change", LOGIT: "logit_change"}
 """Metrics that are compared with the clean run, and the columns of their changes."""
 MEASURES = (KL, "accuracy_change", AGREEMENT, "margin_change", "logit_change")
@@ -44,6 +58,21 @@ ALL = "all"
 TOTAL = "ablated"
 """In the table of `joint_effects`: the sender ablated, all its paths at once."""
 
+
+class PatchOptions(TypedDict, total=False):
+    """What `edge_effects` and `joint_effects` take by name."""
+
+    norms: Norms
+    """How a contribution passes layer norms, ``"frozen"`` (the default) or ``"recomputed"``."""
+    metrics: Metrics
+    """More whose change is measured: names such as ``["probability"]``, or functions of (logits,
+    batch) by name, as in `hc.scan`."""
+    limit: int | None
+    """At most so many rows of each dataset; the sample is always the same one."""
+    progress: bool
+    """Whether to show a progress bar."""
+
+
 Paths = Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]]
 """Senders with their receivers, as a user writes them."""
 
@@ -54,38 +83,34 @@ def edge_effects(
     means: Source | str,
     senders: Iterable[UnitSet] | None = None,
     receivers: Heard | None = None,
-    *,
-    norms: Norms = "frozen",
-    limit: int | None = None,
-    progress: bool = True,
+    **options: Unpack[PatchOptions],
 ) -> pd.DataFrame:
     """What patching each edge alone does, per dataset and case.
 
-    Columns: sender, receiver, kind (q, k, v, qkv, mlp or classifier), dataset, case, n (rows), kl
-    (of the clean run from the patched one, nats), accuracy_change, agreement (share of rows that
-    keep their prediction), margin_change (log-odds of the label that the clean run predicts)
-    and logit_change (log-odds of the gold label). Accuracy and logit are over rows with a label.
+    Columns: sender, receiver, kind (q, k, v, qkv, mlp and classifier or unembed), dataset, case, n
+    (rows), kl (of the clean run from the patched one, nats), accuracy_change, agreement (share of
+    rows that keep their prediction), margin_change (log-odds of the label, or of the token, that
+    the clean run predicts) and logit_change (log-odds of the gold label, or of a prompt's right
+    answers against its wrong ones), and the change of each further metric. Accuracy and logit are
+    over rows with a label.
 
     Args:
-        model: a classifier of `hc.load`, without hooks.
+        model: a classifier or language model without hooks, of `hc.load` or TransformerLens.
         datasets: batches by name, or batches alone.
         means: what replaces a sender's activation: means, ``"zero"`` or another source.
         senders: units, or sets of units such as ``"L0.H6+L1.H1"`` whose contributions are replaced
             together; default every head alone.
-        receivers: labels such as ``"L2.H4.q"``, ``"L2.H4"``, ``"L2.MLP"``, ``"classifier"``;
-            default every q, k, v, MLP and the classifier behind each sender.
-        norms: how a contribution passes layer norms, ``"frozen"`` or ``"recomputed"``.
-        limit: at most so many rows of each dataset; the sample is always the same one.
-        progress: show a progress bar.
+        receivers: labels such as ``"L2.H4.q"``, ``"L2.H4"``, ``"L2.MLP"``, ``"classifier"``, or
+            ``"unembed"`` of a language model; default every one behind each sender.
+        options: `PatchOptions`: norms, metrics, limit, progress.
     """
-    engine = PathEngine(model, means, norms)
-    named = limited_batches(datasets, engine.source, limit)
+    run = _Patching(model, datasets, means, **options)
     edges = {s: as_receivers(model, s, receivers) for s in as_senders(model, senders)}
 
-    def patched(clean: Pass) -> Float[Tensor, "edges batch labels"]:
-        return torch.cat([engine.edges(clean, sender, heard) for sender, heard in edges.items()])
+    def patched(clean: Pass) -> Iterator[Float[Tensor, "edges batch width"]]:
+        return (run.engine.edges(clean, sender, heard) for sender, heard in edges.items())
 
-    return _effects(engine, named, edge_keys(edges), patched, progress)
+    return run.effects(edge_keys(edges), patched)
 
 
 def joint_effects(
@@ -93,10 +118,7 @@ def joint_effects(
     datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     paths: Paths,
-    *,
-    norms: Norms = "frozen",
-    limit: int | None = None,
-    progress: bool = True,
+    **options: Unpack[PatchOptions],
 ) -> pd.DataFrame:
     """What patching several receivers of a sender together does, beside ablating the sender.
 
@@ -106,23 +128,23 @@ def joint_effects(
     to the scales of the layer norms.
 
     Args:
-        model, datasets, means, norms, limit, progress: as in `edge_effects`.
+        model, datasets, means, options: as in `edge_effects`.
         paths: pairs (or a mapping) of a sender and its receivers, ``"all"`` for all of them.
     """
-    engine = PathEngine(model, means, norms)
-    named = limited_batches(datasets, engine.source, limit)
+    run = _Patching(model, datasets, means, **options)
+    engine = run.engine
     plans = _plans(model, paths)
     keys = [(set_label(sender), label, len(heard)) for (sender, label), heard in plans.items()]
 
-    def patched(clean: Pass) -> Float[Tensor, "paths batch labels"]:
+    def patched(clean: Pass) -> Iterator[Float[Tensor, "paths batch width"]]:
         found = [
             engine.ablated(clean, sender) if label == TOTAL else engine.joint(clean, sender, heard)
             for (sender, label), heard in plans.items()
         ]
-        return torch.stack(found)
+        yield torch.stack(found)
 
     table = pd.DataFrame(keys, columns=["sender", "receivers", "n_edges"])
-    return _effects(engine, named, table, patched, progress)
+    return run.effects(table, patched)
 
 
 def strongest(edges: pd.DataFrame, n: int, dataset: str | None = None) -> pd.DataFrame:
@@ -166,25 +188,49 @@ def _plans(model: Model, paths: Paths) -> dict[tuple[Sender, str], list[Receiver
     return plans
 
 
-def _effects(
-    engine: PathEngine,
-    named: Mapping[str, BatchesLike],
-    keys: pd.DataFrame,
-    patched: Callable[[Pass], Float[Tensor, "runs batch labels"]],
-    progress: bool,
-) -> pd.DataFrame:
-    """For each dataset, case and run: the keys, dataset, case, n (rows) and the measures.
+class _Patching:
+    """The engine, the rows and the metrics of one call."""
 
-    `keys` says what each run is, such as its sender and receiver; `patched` gives the logits of all
-    runs from the clean pass over a batch.
-    """
-    totals = Totals(keys, (KL, ACCURACY, AGREEMENT, MARGIN, LOGIT))
-    for name, batch, clean in engine.passes(named, progress, "patching"):
-        both = torch.cat([clean.logits[None], patched(clean)])
-        metrics = row_metrics(named[name], batch, clean.logits, both)
-        values = {
-            key: value[1:] - value[:1] if key in CHANGES else value[1:]
-            for key, value in metrics.items()
-        }
-        totals.add(name, batch.cases, batch.labels, values)
-    return totals.table().rename(columns=CHANGES)
+    def __init__(
+        self,
+        model: Model,
+        datasets: Mapping[str, BatchesLike] | BatchesLike,
+        means: Source | str,
+        *,
+        norms: Norms = "frozen",
+        metrics: Metrics = (),
+        limit: int | None = None,
+        progress: bool = True,
+    ):
+        asked = check_metrics(metrics)
+        self._more = {name: metric for name, metric in asked.items() if name not in _METRICS}
+        self._progress = progress
+        self.engine = PathEngine(model, means, norms)
+        self._named = limited_batches(datasets, self.engine.source, limit)
+
+    @torch.no_grad()
+    def effects(
+        self,
+        keys: pd.DataFrame,
+        patched: Callable[[Pass], Iterator[Float[Tensor, "runs batch width"]]],
+    ) -> pd.DataFrame:
+        """For each dataset, case and run: the keys, dataset, case, n (rows) and the measures.
+
+        `keys` says what each run is, such as its sender and receiver; `patched` gives what all runs
+        leave to read, some at a time, from the clean pass over a batch.
+        """
+        wanted = {name: name for name in _METRICS} | self._more
+        changes = CHANGES | {name: f"{name}_change" for name in self._more}
+        totals = Totals(keys, list(wanted))
+        for name, batch, clean in self.engine.passes(self._named, self._progress, "patching"):
+            parts: dict[str, list[Tensor]] = {metric: [] for metric in wanted}
+            for held in patched(clean):
+                # The clean run is the first.
+                runs, logits = torch.cat([clean.held[None], held]), self.engine.view.read_out
+                found = held_metrics(self._named[name], batch, runs, logits, wanted)
+                for metric, value in found.items():
+                    part = value[1:] - value[:1] if metric in changes else value[1:]
+                    parts[metric].append(part)
+            values = {metric: torch.cat(part) for metric, part in parts.items()}
+            totals.add(name, batch.cases, batch.labels, values)
+        return totals.table().rename(columns=changes)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from hc_lens.analyses.composition.receivers import CLASSIFIER
+from hc_lens.analyses.composition.receivers import LAST
 from hc_lens.analyses.style import BLUE, GREEN, GREY, PALE, RED, legend, panels
 from hc_lens.errors import check_count
 from hc_lens.units import Unit
@@ -18,9 +18,9 @@ from hc_lens.units import Unit
 if TYPE_CHECKING:
     from hc_lens.analyses.composition.tracing import Trace
 
-COLOURS = {"q": BLUE, "k": RED, "v": GREEN, "mlp": GREY, CLASSIFIER: "black"}
+COLOURS = {"q": BLUE, "k": RED, "v": GREEN, "mlp": GREY, **dict.fromkeys(LAST, "black")}
 """Colours of the kinds."""
-_BEND = {"q": 0.25, "k": 0.1, "v": -0.12, "mlp": 0.06, CLASSIFIER: -0.2}
+_BEND = {"q": 0.25, "k": 0.1, "v": -0.12, "mlp": 0.06, **dict.fromkeys(LAST, -0.2)}
 """Edges of different kinds between the same nodes are bent apart."""
 WIDEST = 7.0
 
@@ -55,7 +55,7 @@ def figure(trace: Trace, *, n_edges: int = 25, dataset: str | None = None) -> Fi
             zorder=3,
             bbox={"boxstyle": "round,pad=0.35", "facecolor": PALE if in_core else "white"},
         )
-    layers = sorted({Unit.parse(name).layer for name in positions if name != CLASSIFIER})
+    layers = sorted({Unit.parse(name).layer for name in positions if name not in LAST})
     where = dataset or "mean over " + ", ".join(trace.edges["dataset"].unique())
     axes.set(
         xlim=(min(across) - 0.6, max(across) + 0.6),
@@ -73,7 +73,7 @@ def figure(trace: Trace, *, n_edges: int = 25, dataset: str | None = None) -> Fi
 
 def _positions(names: list[str], core: tuple[str, ...]) -> dict[str, Position]:
     """Where each node stands: heads by layer and number, MLPs in a column of their own."""
-    given = [name for name in dict.fromkeys([*core, *names]) if name != CLASSIFIER]
+    given = [name for name in dict.fromkeys([*core, *names]) if name not in LAST]
     units = {name: Unit.parse(name) for name in given}
     columns = sorted({unit.head for unit in units.values() if unit.head is not None})
     top = 1.0 + max(unit.layer for unit in units.values())
@@ -82,9 +82,8 @@ def _positions(names: list[str], core: tuple[str, ...]) -> dict[str, Position]:
         head = unit.head
         across = len(columns) + 0.3 if head is None else float(columns.index(head))
         positions[name] = (across, unit.layer + (0.5 if head is None else 0.0))
-    if CLASSIFIER in names:
-        positions[CLASSIFIER] = ((len(columns) - 1) / 2, top)
-    return positions
+    last = {name: ((len(columns) - 1) / 2, top) for name in LAST if name in names}
+    return positions | last
 
 
 def _draw_edge(axes: Axes, positions: dict[str, Position], edge: Any, largest: float) -> None:

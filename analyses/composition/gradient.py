@@ -3,7 +3,8 @@
 1. M is the log-odds of the label that the clean run predicts: the KL divergence has no first order
    there, and the log-probability of a confident answer has next to none. One forward and one
    backward pass give M's gradient with respect to every receiver's own input: each head's q, k and
-   v, each MLP's input, the classifier's.
+   v, each MLP's input, the classifier's. A language model predicts a token: M is its log-odds
+   against all others of the vocabulary.
 2. An edge's attribution is that gradient times the change of the input by the sender's replaced
    contribution, to first order (Nanda 2023; Syed, Rager and Conmy 2023): with frozen norms the
    change itself, which is linear; with recomputed norms its derivative. So it is the derivative of
@@ -98,8 +99,11 @@ class LeafPass(Pass):
         super().__init__(clean.view, clean.stream, removed=sender)
         self._clean, self._share = clean, share
         self._leaves: dict[tuple[int | None, str], Tensor] = {}
+        with torch.no_grad():
+            predicted = clean.logits.argmax(-1)
         with torch.enable_grad():
-            margin = log_odds(self.run().log_softmax(-1), clean.logits.argmax(-1)).sum()
+            self.run()
+            margin = log_odds(self.logits.log_softmax(-1), predicted).sum()
         # The inputs of a replaced unit have no gradient: nobody hears them.
         leaves = list(self._leaves.values())
         found = torch.autograd.grad(margin, leaves, materialize_grads=True)
@@ -136,7 +140,7 @@ class LeafPass(Pass):
             if unit is not None and unit.head is not None:
                 rows.append(by_head(unit.layer, receiver.kind)[:, unit.head])
                 continue
-            change = direct.to_classifier() if unit is None else direct.to_mlp(unit.layer)
+            change = direct.to_last() if unit is None else direct.to_mlp(unit.layer)
             products = self.gradients[receiver.layer, receiver.kind] * change
             rows.append(products.flatten(1).sum(1))
         return torch.stack(rows).double()

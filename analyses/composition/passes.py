@@ -13,62 +13,90 @@ pass it starts at 0 and (a post-norm layer; n1, n2 its norms)
 
 1. the receivers among q, k, v read ``x + d``, all others x; both kinds share the outputs o;
 2. the senders of the layer add ``(value - z) W_O``:  ``d' = carry(n1, x + o, d + that)``;
-3. the if a receiver, reads ``n1(x + o) + d'``, else ``n1(x + o)``, and writes m;
+3. the MLP, if a receiver, reads ``n1(x + o) + d'``, else ``n1(x + o)``, and writes m;
 4. a sending MLP adds ``value - m``:  ``d'' = carry(n2, n1(x + o) + m, d' + that)``;
-5. the classifier, if a receiver, reads ``x + d`` at the end.
+5. the classifier or unembedding, if a receiver, reads ``x + d`` at the end.
 
 A pre-norm layer has the same steps without norms on the stream; there n1, n2 and the final norm
 stand in front of a receiver, and its input moves by ``carry(n, x, d)``.
 
 With norms recomputed and every receiver patched, x + d is the stream of the model without the
 senders: joint patching of all paths is ablation. Patched nowhere, x is the clean stream.
+
+Of a language model a pass leaves what the unembedding reads (`PathView`), d_model numbers for each
+row, and the logits of the vocabulary are made when they are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens.utilities.activation_functions import softcap_enabled
 
-from hc_lens.analyses.composition.receivers import CLASSIFIER, INPUTS, Receiver, Sender
+from hc_lens.analyses.composition.receivers import INPUTS, Receiver, Sender, last_receiver
 from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import has_user_hooks, mlp_name, z_name
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
-from hc_lens.models.views import ClassifierView
+from hc_lens.models.reading import is_classifier
+from hc_lens.models.views import ModelView
 from hc_lens.protocols import Model
-from hc_lens.scans.layers import Stream, can_fuse
+from hc_lens.scans.layers import Runnable, Stream, can_fuse, check_runnable
 from hc_lens.units import Unit
 
 How = Literal["frozen", "recomputed", "tangent"]
 """How a change passes a norm."""
 Input = Float[Tensor, "rows pos ..."]
-"""What a kind of receiver is given: q, k or v of every head, an MLP's input, the classifier's."""
+"""What a kind of receiver is given: q, k or v of every head, an MLP's input, the last one's."""
 Output = Literal["z", "mlp_out"]
 """The outputs of units that can be replaced, by their names in `LayerRun`."""
 NAMES: dict[Output, Callable[[int], str]] = {"z": z_name, "mlp_out": mlp_name}
 """Their hook points, by layer."""
 
 
-def check_supported(model: Model) -> EncoderClassifier | DecoderClassifier:
+def check_supported(model: Model) -> Runnable:
     """The model itself; an HcLensError unless path patching knows how its blocks are built."""
-    known = isinstance(model, EncoderClassifier | DecoderClassifier)
-    if not known or not can_fuse(model) or getattr(model.cfg, "use_qk_norm", False):
-        what = f"a {type(model).__name__}" + (" with other blocks" if known else "")
+    known = check_runnable(model)
+    capped = softcap_enabled(getattr(model.cfg, "output_logits_soft_cap", None))
+    if not can_fuse(known) or getattr(model.cfg, "use_qk_norm", False) or capped:
+        what = "a soft cap on its logits" if capped else "other blocks"
         raise HcLensError(
-            f"expected a model whose block structure is known, got {what}; supported are "
-            "classifiers of hc.load: post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, "
-            "ELECTRA) and pre-norm decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, Qwen2)"
+            "expected a model whose block structure is known, got a "
+            f"{type(model).__name__} with {what}; supported are classifiers and language models: "
+            "post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA) and pre-norm "
+            "decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, Qwen2)"
         )
     if has_user_hooks(model):
         raise HcLensError(
             "expected a model without hooks, got one with hooks on it, which path patching would "
             "not run; remove them with model.reset_hooks() or leave their with block"
         )
-    return model
+    return known
+
+
+class PathView(ModelView):
+    """A model in the pieces that path patching runs, and what a pass over it leaves."""
+
+    def __init__(self, model: Model):
+        """Read the weights of every layer; a model that is not supported is an HcLensError."""
+        super().__init__(check_supported(model))
+        self.last = last_receiver(model)
+        """The receiver behind the last layer."""
+        self._keeps_logits = is_classifier(model)
+
+    def held(self, read: Float[Tensor, "rows 1 d_model"]) -> Float[Tensor, "rows width"]:
+        """What is kept of what the last receiver reads: a classifier's logits, else all of it."""
+        return self.logits(read) if self._keeps_logits else read.squeeze(1)
+
+    def read_out(self, held: Float[Tensor, "*runs width"]) -> Float[Tensor, "*runs out"]:
+        """The logits of what is held."""
+        if self._keeps_logits:
+            return held
+        return self.logits(held.flatten(0, -2)[:, None]).unflatten(0, held.shape[:-1])
 
 
 def carry(norm: Norm, at: Resid, change: Resid, clean: Resid, how: How) -> Resid:
@@ -124,11 +152,10 @@ Runs = Sequence[LayerRun]
 class Pass:
     """A pass over one batch; subclasses change what is heard or written."""
 
-    logits: Float[Tensor, "rows labels"]
+    held: Float[Tensor, "rows width"]
+    """What is left where each row is read."""
 
-    def __init__(
-        self, view: ClassifierView, stream: Stream, begun: Runs = (), removed: Sender = ()
-    ):
+    def __init__(self, view: PathView, stream: Stream, begun: Runs = (), removed: Sender = ()):
         """Prepare a pass.
 
         `begun` holds the first layers, where they are the same as in another pass. The outputs of
@@ -142,15 +169,20 @@ class Pass:
         """The stream behind the last layer."""
         return self.runs[-1].behind if self.runs else self.stream.resid
 
-    def run(self) -> Float[Tensor, "rows labels"]:
-        """The logits; they stay in `logits`, and the layers' activations in `runs`."""
+    @cached_property
+    def logits(self) -> Float[Tensor, "rows out"]:
+        """The logits where each row is read."""
+        return self.view.read_out(self.held)
+
+    def run(self) -> Float[Tensor, "rows width"]:
+        """What is left to read; it stays in `held`, and the layers' activations in `runs`."""
         for block in self.view.blocks[len(self.runs) :]:
             run = LayerRun(len(self.runs), block, self.final)
             self.runs.append(run)
             self._layer(run)
         read = self.view.final(self.stream.context.at_reads(self.final))
-        self.logits = self.view.logits(self.heard(CLASSIFIER, read))
-        return self.logits
+        self.held = self.view.held(self.heard(self.view.last.kind, read))
+        return self.held
 
     def _layer(self, run: LayerRun) -> None:
         block, reads = run.block, run.reads
@@ -216,8 +248,8 @@ class Direct:
             )
         return self._to_mlp[index]
 
-    def to_classifier(self) -> Float[Tensor, "rows 1 d_model"]:
-        """Of what the classifier reads at each row's read position."""
+    def to_last(self) -> Float[Tensor, "rows 1 d_model"]:
+        """Of what the last receiver reads at each row's read position."""
         streams = (self._along[-1].behind, self._stream(len(self._along)), self._clean.final)
         at, moved, clean = map(self._clean.stream.context.at_reads, streams)
         return carry(self._clean.view.final, at, moved, clean, self._how)
@@ -261,7 +293,7 @@ class JointPass(Pass):
         """Patched receivers read the moved stream."""
         if run is None:
             patched = (None, kind) in self._patched
-            return value + self._direct.to_classifier() if patched else value
+            return value + self._direct.to_last() if patched else value
         if kind not in INPUTS:
             patched = (Unit(run.index), kind) in self._patched
             return value + self._direct.to_mlp(run.index) if patched else value

@@ -2,8 +2,8 @@
 
 1. A sender is a unit, or a set of units that are replaced together such as ``"L0.H6+L1.H1"``.
 2. A receiver is whatever reads the residual stream: the query, key or value input of a head
-   (``"L2.H4.q"``), all three (``"L2.H4"``), an MLP (``"L2.MLP"``) or the classifier
-   (``"classifier"``).
+   (``"L2.H4.q"``), all three (``"L2.H4"``), an MLP (``"L2.MLP"``) and what makes the answer: the
+   ``"classifier"``, or the ``"unembed"`` of a language model (a masked one's head included).
 3. A head writes after every head of its layer has read and before its layer's MLP reads; an MLP
    writes after both. Where attention and MLP run in parallel, both read before either writes.
 """
@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 from hc_lens.blocks import KINDS as INPUTS
 from hc_lens.errors import HcLensError
+from hc_lens.models.reading import is_classifier
 from hc_lens.protocols import Model
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units, set_label
 
 WHOLE = "qkv"
 """The kind of a receiver that is all inputs of a head."""
-CLASSIFIER = "classifier"
+CLASSIFIER, UNEMBED = LAST = ("classifier", "unembed")
+"""The receiver behind the last layer, of a classifier and of a language model."""
 
 _LABEL = re.compile(r"(?P<head>L\d+\.H\d+)(?:\.(?P<kind>[qkv]))?|(?P<mlp>L\d+\.MLP)")
 
@@ -31,20 +33,20 @@ class Receiver:
     """What reads the residual stream."""
 
     unit: Unit | None
-    """The head or MLP that reads; None for the classifier."""
+    """The head or MLP that reads; None for the last receiver."""
     kind: str
-    """``q``, ``k``, ``v``, ``qkv`` (all three), ``mlp`` or ``classifier``."""
+    """``q``, ``k``, ``v``, ``qkv`` (all three), ``mlp``, ``classifier`` or ``unembed``."""
 
     @classmethod
     def parse(cls, label: str) -> Receiver:
         """Read a label such as ``"L2.H4.q"``, ``"L2.H4"``, ``"L2.MLP"`` or ``"classifier"``."""
-        if label == CLASSIFIER:
-            return cls(None, CLASSIFIER)
+        if label in LAST:
+            return cls(None, label)
         match = _LABEL.fullmatch(label)
         if match is None:
             raise HcLensError(
                 "expected a receiver such as 'L2.H4.q', 'L2.H4' (its q, k and v together), "
-                f"'L2.MLP' or 'classifier', got {label!r}; layers and heads count from 0"
+                f"'L2.MLP', 'classifier' or 'unembed', got {label!r}; layers and heads count from 0"
             )
         if match["mlp"]:
             return cls(Unit.parse(label), "mlp")
@@ -52,13 +54,13 @@ class Receiver:
 
     @property
     def layer(self) -> int | None:
-        """Layer of the unit that reads; None for the classifier."""
+        """Layer of the unit that reads; None for the last receiver."""
         return None if self.unit is None else self.unit.layer
 
     @property
     def name(self) -> str:
-        """The unit's label, or ``classifier``: the column `receiver` of the tables."""
-        return CLASSIFIER if self.unit is None else str(self.unit)
+        """The unit's label, or the last receiver's kind: the column `receiver` of the tables."""
+        return self.kind if self.unit is None else str(self.unit)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -73,6 +75,11 @@ Sender = tuple[Unit, ...]
 """One unit or a set of units, in the order in which the model runs them."""
 Heard = Iterable[Receiver | str] | Receiver | str
 """The receivers of a path as a user writes them."""
+
+
+def last_receiver(model: Model) -> Receiver:
+    """What makes a model's answer from the residual stream."""
+    return Receiver(None, CLASSIFIER if is_classifier(model) else UNEMBED)
 
 
 def reads_after(model: Model, receiver: Receiver, sender: Sender) -> bool:
@@ -106,23 +113,29 @@ def as_receivers(model: Model, sender: Sender, receivers: Heard | None = None) -
     if receivers is None:
         kinds = [(unit, INPUTS if unit.is_head else ("mlp",)) for unit in as_units(space)]
         everything = [Receiver(unit, kind) for unit, inputs in kinds for kind in inputs]
-        everything.append(Receiver(None, CLASSIFIER))
+        everything.append(last_receiver(model))
         return [receiver for receiver in everything if reads_after(model, receiver, sender)]
     given = [receivers] if isinstance(receivers, str | Receiver) else receivers
     # A receiver is its label: one that is no text is read like one.
     found = [Receiver.parse(str(receiver)) for receiver in given]
     space.indices({receiver.unit for receiver in found if receiver.unit is not None})
+    last = last_receiver(model)
     for receiver in found:
+        if receiver.unit is None and receiver != last:
+            raise HcLensError(
+                f"expected {str(last)!r} as the last receiver of a {type(model).__name__}, got "
+                f"{str(receiver)!r}; a classifier has a 'classifier', a language model an 'unembed'"
+            )
         if not reads_after(model, receiver, sender):
             raise HcLensError(
                 f"expected a receiver that reads after the sender {set_label(sender)} writes, got "
                 f"{receiver}; a head is read by heads of later layers, by the MLPs from its own "
                 "layer on (of later layers where attention and MLP run in parallel) and by the "
-                "classifier"
+                f"{last}"
             )
     if not found or len(set(found)) < len(found):
         raise HcLensError(
-            "expected receivers such as 'L2.H4.q', 'L2.MLP' or 'classifier', each once, got "
+            f"expected receivers such as 'L2.H4.q', 'L2.MLP' or {str(last)!r}, each once, got "
             f"{list(map(str, found)) or 'none'}; leave receivers out for every receiver of a sender"
         )
     return found

@@ -5,7 +5,9 @@
    mean scale s of the data; for a pre-norm decoder the receiver's own norm, folded in.
 2. Head B reads with ``R``: ``W_Q W_K^T`` for its queries, ``W_K W_Q^T`` for its keys,
    ``W_V W_O`` for its values; an MLP with ``W_in``, an encoder's classifier with its pooler, a
-   decoder's with W_U.
+   masked language model with the dense layer of its head, a decoder with W_U: that of its labels,
+   or of a language model's whole vocabulary, not of some rows' answers. Only the norm of a product
+   with W_U matters, so a vocabulary's is ``U sqrt(L)`` with ``W_U W_U^T = U L U^T``.
 3. ``score = |S R| / (|S| |R|)`` in Frobenius norms, between 0 and 1; ``strength = |S R|``.
 4. ``baseline`` is the mean score of two matrices with the singular values of S and R and random
    orthogonal bases. Only the overlap O of the two bases matters:
@@ -24,11 +26,11 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.analyses.composition.engine import PathEngine
-from hc_lens.analyses.composition.passes import Pass
+from hc_lens.analyses.composition.passes import Pass, PathView
 from hc_lens.analyses.composition.receivers import (
-    CLASSIFIER,
     INPUTS,
     Receiver,
     as_senders,
@@ -37,7 +39,7 @@ from hc_lens.analyses.composition.receivers import (
 from hc_lens.blocks import Mlp, Norm, Resid
 from hc_lens.errors import HcLensError, check_count
 from hc_lens.models.classifiers import EncoderClassifier
-from hc_lens.models.views import ClassifierView
+from hc_lens.models.reading import is_classifier
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import Unit, UnitSet, set_label
@@ -46,7 +48,7 @@ Matrix = Float[Tensor, "_ _"]
 Draw = Callable[[int, int], Float[Tensor, "draws rows columns"]]
 """Random overlaps of two bases of so many vectors."""
 Arrivals = dict[tuple[int | None, bool], Matrix]
-"""What a matrix that was written has become where it is read: by layer (None for the classifier)
+"""What a matrix that was written has become where it is read: by layer (None behind the last)
 and whether the MLP reads it; all heads of a layer read the same."""
 
 
@@ -102,7 +104,7 @@ def weight_scores(
 class _Linear:
     """A model with linear norms and MLPs: at their mean scales and gradients on some rows."""
 
-    def __init__(self, view: ClassifierView, through_mlps: bool):
+    def __init__(self, view: PathView, through_mlps: bool):
         """Begin without rows: all scales and gradients are 1."""
         self.view, self.through_mlps = view, through_mlps
         self.mlps: dict[int, Mlp] = {}
@@ -232,9 +234,21 @@ def _readers(linear: _Linear) -> Iterator[Reader]:
                 yield Reader(Receiver(Unit(index, head), kind), left, right)
         if index in linear.mlps:
             yield Reader(Receiver(Unit(index), "mlp"), linear.mlps[index].W_in.double())
-    model = linear.view.model
-    last = model.pooler.W if isinstance(model, EncoderClassifier) else model.unembed.W_U
-    yield Reader(Receiver(None, CLASSIFIER), last.detach().double())
+    yield Reader(linear.view.last, _last_matrix(linear.view.model))
+
+
+@torch.no_grad()
+def _last_matrix(model: HookedEncoder | HookedTransformer) -> Matrix:
+    """What reads the stream behind the last layer."""
+    if isinstance(model, EncoderClassifier):
+        return model.pooler.W.detach().double()
+    if isinstance(model, HookedEncoder):
+        return model.mlm_head.W.detach().double()
+    unembed = model.unembed.W_U.detach().double()
+    if is_classifier(model):
+        return unembed
+    squares, basis = torch.linalg.eigh(unembed @ unembed.T)
+    return basis * squares.clamp(min=0).sqrt()
 
 
 def _scores(

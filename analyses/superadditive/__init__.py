@@ -20,12 +20,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hc_lens.analyses.statistics import holm
-from hc_lens.analyses.superadditive.drops import ExcessConfig, excess, layout, minimal, subsets
+from hc_lens.analyses.superadditive.drops import (
+    ExcessConfig,
+    excess,
+    layout,
+    minimal,
+    subsets,
+    to_scan,
+)
 from hc_lens.analyses.superadditive.figures import figure
 from hc_lens.analyses.superadditive.interactions import Screen, ScreenConfig, screen
 from hc_lens.analyses.superadditive.verdicts import Verdict
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
+from hc_lens.metrics import Metrics
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import ScanRows, scan_rows
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units, set_label
@@ -92,14 +100,17 @@ def analyse(
     core: Sequence[Unit | str],
     config: SuperAdditiveConfig = DEFAULTS,
     *,
+    metrics: Metrics = (),
     store: str | Path | None = None,
     progress: bool = True,
 ) -> SuperAdditive:
     """Scan the core heads, every other head, the joint sets and the pool, and analyse all of it.
 
     The core are the heads of the heuristic core, or whichever heads are the question. The model,
-    the datasets, the means and the store are those of `hc.scan`.
+    the datasets, the means, the metrics and the store are those of `hc.scan`. The drops are of
+    ``config.measure``, which may be one of these metrics if more of it is better.
     """
+    asked = to_scan(config.measure, metrics)
     units = as_units(core)
     together = [as_units(given) for given in config.joint] or [units]
     small = [set_label(given) for given in together if len(given) < 2]
@@ -117,6 +128,7 @@ def analyse(
         datasets,
         means,
         sets,
+        metrics=asked,
         limit=config.limit,
         memory=config.memory,
         store=store,

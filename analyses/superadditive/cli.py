@@ -8,6 +8,8 @@ from pathlib import Path
 from hc_lens.analyses.superadditive import SuperAdditiveConfig, analyse
 from hc_lens.cli import options
 from hc_lens.cli.work import BATCHES, Work
+from hc_lens.errors import check_choice
+from hc_lens.metrics import NAMED
 from hc_lens.records import table_bytes
 
 
@@ -28,6 +30,7 @@ class Settings(options.OnRows):
 def run(settings: Settings, work: Work) -> None:
     """Do heads do more damage together than the sum of what each does alone?"""
     config = SuperAdditiveConfig(**options.given(settings.choices))
+    check_choice("a measure", config.measure, NAMED)
     model = work.model(settings.checkpoint)
     data = work.evaluation(model, settings.rows, settings.ood)
     if not work.begin():

@@ -1,45 +1,72 @@
 """What sets of units lose together and alone: tables from a scan.
 
 1. The drop of a set S on a case is the full model's mean minus the mean with S ablated; the mean is
-   over rows, of being right by default. A negative drop is a gain.
+   over rows, of being right by default. A negative drop is a gain. Of a measure in which less is
+   better (`COSTS`) it is the rise.
 2. `excess` compares the drop of each set with the sum of its members' losses, and gives a verdict
    (`hc_lens.analyses.superadditive.verdicts`). All sets of a case have the same resamples.
 3. A super-additive set is minimal if no smaller set within it, of two members or more, is
    super-additive on the same case.
 
 A drop in accuracy only shows where a decision flips: two units can each move a row half-way to the
-boundary. ``measure="logit"`` asks the same of the gold label's log-odds, which have no boundary.
+boundary. ``measure="logit"`` asks the same of the gold label's log-odds, which have no boundary; of
+a prompt they are the logit difference of its answers.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from scipy.special import expit
 
 from hc_lens.analyses.statistics import bootstrap_means
 from hc_lens.analyses.superadditive.verdicts import DECIMALS, SUPERADDITIVE, excess_of, judge
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.metrics import FULL
+from hc_lens.metrics import (
+    ACCURACY,
+    AGREEMENT,
+    DIFFERENCE,
+    FULL,
+    KL,
+    LOGIT,
+    LOSS,
+    NAMED,
+    ODDS,
+    OF_LABELLED,
+    PROBABILITY,
+    Metric,
+    Metrics,
+)
 from hc_lens.scans.scan import ScanRows
 from hc_lens.units import Unit, UnitSet, as_units, set_label
 
-Measure = Literal["accuracy", "probability", "logit"]
-"""What a drop is a drop of: being right, the gold label's probability, or its log-odds."""
+COSTS = (KL, LOSS)
+"""Measures in which less is better."""
+SHARES = (ACCURACY, AGREEMENT, PROBABILITY)
+"""Measures that cannot fall below zero."""
+ALWAYS = {
+    ACCURACY: "correct",
+    AGREEMENT: "agreement",
+    KL: "kl",
+    LOGIT: "logit",
+    DIFFERENCE: "logit",
+}
+"""Measures that every scan has, and the arrays of `ScanRows` that hold them."""
 
 
 @dataclass(frozen=True)
 class ExcessConfig:
     """How the excess of a set is measured, and its interval."""
 
-    measure: Measure = "accuracy"
-    """What a drop is a drop of: accuracy, the gold label's probability, or its log-odds."""
+    measure: str = ACCURACY
+    """What a drop is a drop of: accuracy, probability or logit (log-odds) of the right answer, or
+    another metric of the scan."""
     n_resamples: int = 2000
     """Number of bootstrap resamples."""
     level: float = 0.95
@@ -48,7 +75,6 @@ class ExcessConfig:
     """Seed of the bootstrap; each case has its own stream, so that cases do not change others."""
 
     def __post_init__(self) -> None:
-        check_choice("a measure", self.measure, get_args(Measure))
         if self.n_resamples < 100 or not 0 < self.level < 1:
             raise HcLensError(
                 "expected at least 100 resamples and a level between 0 and 1, got "
@@ -71,22 +97,47 @@ def subsets(pool: Iterable[Unit | str], max_size: int = 3) -> list[tuple[Unit, .
     return [as_units(chosen) for size in sizes for chosen in combinations(units, size)]
 
 
+def to_scan(measure: str, metrics: Metrics = ()) -> dict[str, Metric | str]:
+    """The metrics that a scan for a measure is asked for; an unknown measure is an HcLensError."""
+    asked: dict[str, Metric | str] = (
+        dict(metrics) if isinstance(metrics, Mapping) else {name: name for name in metrics}
+    )
+    check_choice("a measure", measure, [*NAMED, *asked])
+    return asked if measure in ALWAYS else {measure: measure, **asked}
+
+
+def measured(rows: ScanRows, measure: str) -> Float[np.ndarray, "sets rows"]:
+    """What a drop is a drop of, for every set and row of a scan."""
+    found = {name: getattr(rows, array) for name, array in ALWAYS.items()}
+    if rows.logits is not None:
+        # A classifier's labels are all that there is, so both follow from the log-odds.
+        found |= {ODDS: rows.logit, PROBABILITY: expit(rows.logit)}
+    found |= rows.more
+    if measure not in found:
+        raise HcLensError(
+            f"expected a measure among those of the scan, {', '.join(found)}, got {measure!r}; "
+            "choose one, or scan with metrics=[...]"
+        )
+    return found[measure].astype(float)
+
+
 def excess(
     rows: ScanRows, sets: Iterable[UnitSet] | None = None, config: ExcessConfig = DEFAULTS
 ) -> pd.DataFrame:
     """How much more each set loses than its members alone, per dataset and case.
 
-    Columns: dataset, case, set, size, n (rows with a label), full and joint (the measure's mean
-    for the full model and without the set), drop (their difference), sum_of_drops (of the members,
-    gains included), sum_of_losses (of the members that lose), excess (drop minus sum_of_losses),
-    low and high (its interval, for each row by itself), p (that the excess is above zero), p_holm
-    (corrected over all rows of the table), p_interaction (that the drop is above sum_of_drops,
-    corrected likewise) and verdict (see `hc_lens.analyses.superadditive.verdicts.judge`).
+    Columns: dataset, case, set, size, n (rows, with a label if the measure is of the right
+    answer), full and joint (the measure's mean for the full model and without the set), drop (their
+    difference, positive for worse), sum_of_drops (of the members, gains included), sum_of_losses
+    (of the members that lose), excess (drop minus sum_of_losses), low and high (its interval, for
+    each row by itself), p (that the excess is above zero), p_holm (corrected over all rows of the
+    table), p_interaction (that the drop is above sum_of_drops, corrected likewise) and verdict (see
+    `hc_lens.analyses.superadditive.verdicts.judge`).
 
     Args:
         rows: what `hc.scan_rows` returned, with the sets and each of their members alone.
         sets: the sets to look at; by default every scanned set with two members or more.
-        config: the measure and its interval.
+        config: the measure and its interval; all numbers are in the measure's own unit.
     """
     given_sets = [label for label in rows.sets if "+" in label] if sets is None else sets
     units = [as_units(given) for given in given_sets]
@@ -96,21 +147,22 @@ def excess(
             f"expected sets of two or more units, got {labels[:3]}; scan joint sets with "
             "sets=[[...]]"
         )
-    labelled = rows.rows.reset_index(drop=True).query("label >= 0")
+    values = measured(rows, config.measure)
+    labelled = rows.rows.reset_index(drop=True)
+    if config.measure in OF_LABELLED:
+        labelled = labelled.query("label >= 0")
     if labelled.empty:
         raise HcLensError("expected rows with labels, got none; scan a task with labels")
     # Only what is asked for is resampled: the full model is first, then each set and each member.
     asked = dict.fromkeys([*units, *((unit,) for given in units for unit in given)])
     at = {given: place for place, given in enumerate(asked, start=1)}
     chosen = [0, *map(rows.index, asked)]
-    # What a drop is a drop of, for every set and row.
-    values = (rows.correct if config.measure == "accuracy" else rows.logit)[chosen].astype(float)
-    values = expit(values) if config.measure == "probability" else values
+    values, sign = values[chosen], -1 if config.measure in COSTS else 1
     records = []
     for dataset, of_dataset in labelled.groupby("dataset", sort=False):
         for case, of_case in of_dataset.groupby("case"):
             own = values[:, of_case.index]
-            drops, means = own[0] - own, own.mean(1).round(DECIMALS)
+            drops, means = sign * (own[0] - own), own.mean(1).round(DECIMALS)
             rng = np.random.default_rng([config.seed, zlib.crc32(f"{dataset}\n{case}".encode())])
             resampled = bootstrap_means(drops, config.n_resamples, rng)
             for given, label in zip(units, labels, strict=True):
@@ -119,7 +171,7 @@ def excess(
                 about |= {"n": len(of_case), "full": means[0], "joint": means[joint]}
                 parts = (array[each] for array in (drops, resampled.T) for each in (joint, alone))
                 records.append(about | excess_of(*parts, level=config.level))
-    return judge(pd.DataFrame(records), config.level, has_floor=config.measure != "logit")
+    return judge(pd.DataFrame(records), config.level, has_floor=config.measure in SHARES)
 
 
 def minimal(table: pd.DataFrame) -> pd.DataFrame:

@@ -186,7 +186,7 @@ def scan_rows(
         arrays = {key: values[metric].cpu() for key, metric in _METRICS.items()}
         for key in ("correct", "agreement"):
             arrays[key] = arrays[key] == 1
-        arrays |= {key: values[key].cpu() for key in run.more}
+        arrays |= {f"more {key}": values[key].cpu() for key in run.more}
         if not run.readout.split:
             # NumPy does not have every kind of half precision.
             arrays["logits"] = (held if held.dtype == torch.float64 else held.float()).cpu()
@@ -196,7 +196,7 @@ def scan_rows(
     joined = {
         key: torch.cat([part[key] for part in kept], dim=1).numpy()[:, order] for key in kept[0]
     }
-    more = {key: joined.pop(key) for key in run.more}
+    more = {key: joined.pop(f"more {key}") for key in run.more}
     logits = joined.pop("logits", None)
     return ScanRows(
         run.labels, rows.iloc[order].reset_index(drop=True), logits, **joined, more=more

@@ -176,12 +176,13 @@ def test_the_kl_is_that_of_the_whole_vocabulary_also_a_few_rows_at_a_time(monkey
 def test_rows_of_a_scan_have_no_logits_of_a_vocabulary_and_add_up_to_the_table():
     model = load("gpt2")
     batches = prompts(model, "gpt2")
-    found = hc.scan_rows(model, batches, "zero", metrics=["loss"], **SILENT)
+    found = hc.scan_rows(model, batches, "zero", metrics=["loss", "agreement"], **SILENT)
     assert found.logits is None
+    assert (found.more["agreement"] == found.agreement).all()
     assert found.more["loss"].shape == found.kl.shape
     kept = found.where(np.arange(len(found.rows)) < 4)
     assert kept.more["loss"].shape == (len(found.sets), 4)
-    table = hc.scan(model, batches, "zero", metrics=["loss"], **SILENT)
+    table = hc.scan(model, batches, "zero", metrics=["loss", "agreement"], **SILENT)
     np.testing.assert_allclose(found.table()["loss"], table["loss"])
     assert list(found.table().columns) == list(table.columns)
 

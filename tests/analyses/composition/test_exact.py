@@ -6,15 +6,12 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-from transformer_lens import HookedTransformer
-from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 import hc_lens as hc
 from hc_lens.analyses.composition.engine import PathEngine
 from hc_lens.analyses.composition.exact import edge_effects, joint_effects
 from hc_lens.analyses.composition.receivers import Receiver, as_receivers
 from hc_lens.errors import HcLensError
-from hc_lens.models.quiet import quiet
 from hc_lens.units import Unit
 from tests import tiny
 from tests.analyses.composition.by_hand import inputs_without, patched_logits
@@ -244,15 +241,8 @@ def test_edges_that_are_not_there_are_refused(bert, senders, receivers, message)
 
 def test_a_model_of_unknown_structure_is_refused_with_a_list_of_the_known(bert):
     _, batches, means = bert
-    cfg = HookedTransformerConfig(
-        n_layers=1, d_model=8, n_ctx=8, d_head=4, n_heads=2, d_vocab=9, act_fn="gelu", device="cpu"
-    )
-    with quiet():
-        plain = HookedTransformer(cfg)
-    with pytest.raises(HcLensError, match=r"got a HookedTransformer; supported are .*GPT-2"):
-        edge_effects(plain, batches, means, progress=False)
     normed = hc.load(tiny.tiny_hf("qwen3"), tokenizer=tiny.tokenizer_for("qwen3"))
-    with pytest.raises(HcLensError, match="with other blocks; supported are"):
+    with pytest.raises(HcLensError, match=r"with other blocks; supported are .*GPT-2"):
         edge_effects(normed, batches, means, progress=False)
 
 

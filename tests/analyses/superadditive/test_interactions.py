@@ -35,7 +35,8 @@ def mean_of(model, batches, means, measure: str, **entries: float) -> float:
     total, n = 0.0, 0
     for batch in batches:
         with hc.masked(model, mask, means):
-            p = batches.log_probs(model(**batch.inputs)).exp().gather(1, batch.labels[:, None])
+            log_probs = batches.log_probs(model(**batch.inputs), batch)
+        p = log_probs.exp().gather(1, batch.labels[:, None])
         total += float((p if measure == "probability" else (p / (1 - p)).log()).sum())
         n += len(p)
     return total / n

@@ -154,7 +154,6 @@ def test_a_pool_needs_two_different_units(pool):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"measure": "loss"}, "expected a measure among"),
         ({"n_resamples": 5}, "expected at least 100 resamples"),
         ({"level": 1.5}, "a level between 0 and 1"),
     ],
