@@ -27,6 +27,15 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def stories(shared_data: Path):
+    """A real language model beside the repository, where there is one."""
+    folder = shared_data.parent / "models" / "stories15m"
+    if not folder.is_dir():
+        pytest.skip("no language model beside the repository")
+    return hc.load(folder)
+
+
 @pytest.fixture(params=["bert", "roberta", "gpt2"])
 def family(request: pytest.FixtureRequest) -> str:
     """The three families that every instrument is tested on."""

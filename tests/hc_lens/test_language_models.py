@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformer_lens import HookedTransformer
+from transformer_lens import HookedEncoder, HookedTransformer
 
 import hc_lens as hc
 from hc_lens.metrics import AT_ONCE, held_metrics
@@ -282,6 +282,21 @@ def test_a_model_of_the_users_own_with_folded_weights_and_hooks_is_scanned_as_it
     np.testing.assert_allclose(hooked["logit_change"], expected["logit_change"], atol=1e-9)
 
 
+def test_a_plain_hooked_encoder_is_scanned_as_it_runs():
+    cfg = own().cfg
+    cfg.attention_dir, cfg.normalization_type = "bidirectional", "LN"
+    with quiet():
+        model = HookedEncoder(cfg)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(0))
+    batches = prompts(model, "bert")
+    sets = [[], [hc.Unit(0, 1)], [hc.Unit(1)]]
+    engine = SuffixEngine(model, sets, hc.Zero(), ENOUGH)
+    for batch in batches:
+        expected = torch.stack([by_hand(model, batch, units, hc.Zero()) for units in sets])
+        torch.testing.assert_close(engine.logits(batch), expected, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", ["shortformer", "alibi", "rotary", "standard"])
 def test_every_kind_of_positions_is_scanned_as_it_runs(kind: str):
     settings = {"rotary_dim": 8} if kind == "rotary" else {}
@@ -360,3 +375,25 @@ def test_a_vocabulary_of_50_000_needs_the_logits_of_one_run_alone():
     # Of the full model and of one other run, and some copies of a few rows of them.
     assert peak < 3 * of_one_run + 10 * AT_ONCE * 8
     assert (len(sets) + 1) * 2 * of_one_run > peak
+
+
+@pytest.mark.slow
+def test_a_real_language_model_is_scanned_pruned_and_measured_as_it_runs(stories):
+    batches = hc.Prompts.named("ioi", n=12).batches(stories, "validation")
+    means = hc.collect_means(stories, batches, **SILENT)
+    units = ["L0.MLP", "L4.H4", "L5.H1"]
+    sub = hc.prune(stories, batches, means, hc.PruneConfig(0.5, method="importance"), **SILENT)
+    sets = [[], *([unit] for unit in units), units, [str(unit) for unit in sub.removed]]
+    parsed = [[*map(hc.Unit.parse, each)] for each in sets]
+    for source in (means, hc.Counterfactual(stories)):
+        engine = SuffixEngine(stories, parsed, source, ENOUGH)
+        for batch in batches:
+            expected = torch.stack([by_hand(stories, batch, each, source) for each in sets])
+            torch.testing.assert_close(engine.logits(batch), expected, rtol=0, atol=1e-4)
+    table = hc.evaluate(stories, batches, means=means, subnetwork=sub, **SILENT)
+    n_rows, total = 0, 0.0
+    for batch in batches:
+        p, q = (by_hand(stories, batch, each, means).double().softmax(-1) for each in sets[::5])
+        total, n_rows = total + float((p * (p / q).log()).sum()), n_rows + len(batch)
+    found = table.loc[table["subnetwork"] == "subnetwork"]
+    assert (found["kl"] * found["n"]).sum() / n_rows == pytest.approx(total / n_rows, abs=1e-4)
