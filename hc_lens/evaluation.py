@@ -106,7 +106,7 @@ def evaluate(
     for network in networks.values():
         network.check(model)
     _compare_means(networks, source)
-    more = check_metrics(metrics)
+    more = {name: each for name, each in check_metrics(metrics).items() if name not in METRICS}
     runs, parts = [FULL, *networks], []
     for name, batches in named_batches(data).items():
         teacher = Teacher(model) if teachers is None else teachers[name]

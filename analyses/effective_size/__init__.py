@@ -73,7 +73,7 @@ class SizeConfig:
     """Cases of the out-of-domain dataset to use, such as the adversarial ones; by default all."""
     chance: Mapping[str, float] = field(default_factory=dict)
     """Chance level of each dataset, 1 / labels, by its name; that of mix is their mean. That
-    of balanced is always one half, which any one answer alone gives."""
+    of balanced is always one half, which any one answer alone, or the heuristic alone, gives."""
 
     def __post_init__(self) -> None:
         check_choice("average", self.average, get_args(Average))

@@ -39,9 +39,9 @@ class Settings:
     ood_name: str = "ood"
     """Name of the out-of-domain dataset in the store; '' for none."""
     id_labels: int = 0
-    """Number of labels in domain, for the floor; 0 if it is not known."""
+    """Number of labels in domain, or of answers to a prompt, for the floor; 0 if not known."""
     ood_labels: int = 0
-    """Number of labels out of domain, for the floor; 0 if it is not known."""
+    """Number of labels out of domain, or of answers, for the floor; 0 if not known."""
     output: options.Output = field(default_factory=options.Output)
     table: options.Table = field(default_factory=options.Table)
 

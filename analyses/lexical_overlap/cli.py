@@ -31,10 +31,11 @@ class Settings:
 
 def run(settings: Settings, work: Work) -> None:
     """Which heads look from a word to the same word in the other sentence?"""
-    model, spec = work.model(settings.checkpoint), work.held_out(settings.rows)
+    task, spec = settings.rows.read_task(), work.held_out(settings.rows)
+    model = work.model(settings.checkpoint)
     rows = word_batches(
         model,
-        spec.read(),
+        task,
         spec.split,
         limit=spec.limit,
         seed=spec.seed,

@@ -1,4 +1,4 @@
-"""The whole study of a fine-tuned classifier, from its checkpoint to one page.
+"""The whole study of a classifier or a language model, from its checkpoint to one page.
 
 `run` runs the steps of the paper in one folder (`hc_lens.analyses.study.steps`). Names
 are imported on first use.

@@ -15,9 +15,13 @@ from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
 from hc_lens.cli.sweep import Evaluation, named_models
 from hc_lens.cli.work import SETTINGS, Work, last_name
+from hc_lens.data.known import WITH_ADVERSARIAL
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
+
+MOST_ROWS = 20_000
+"""Most rows to prune on, unless --limit says otherwise."""
 
 
 @options.section("Results")
@@ -51,7 +55,24 @@ class StudyRows(options.Rows):
     """The rows to prune on; a file may describe them instead."""
 
     task: str = ""
-    limit: int | None = 20_000
+    limit: int | None = None
+    """Most rows, drawn with the seed; by default 20,000, of prompts that are made 2,000."""
+
+    def trained_on(self) -> DataSpec:
+        """The rows to prune on, all of them in one case unless they are prompts."""
+        spec = self.of(self.task, self.path, case=None)
+        made = spec.is_prompts and spec.path is None
+        if made or spec.limit is not None or spec.limit_per_case is not None:
+            return spec
+        return replace(spec, limit=MOST_ROWS)
+
+
+@options.section("Out of domain")
+class StudyOod(options.Ood):
+    """The rows with adversarial cases."""
+
+    ood: str | None = None
+    """Second task, out of domain; named like --task. By default agreement-ood for agreement."""
 
 
 @options.changes(
@@ -72,7 +93,7 @@ class Study:
     checkpoint: StudyModel = field(default_factory=StudyModel)
     rows: StudyRows = field(default_factory=StudyRows)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    ood: options.Ood = field(default_factory=options.Ood)
+    ood: StudyOod = field(default_factory=StudyOod)
     adversarial: options.Names = ()
     """Cases of --ood that the heuristic gets wrong; by default the paper's, or all such."""
     checkpoints: options.Names = ()
@@ -97,14 +118,15 @@ class Study:
     def config(self, work: Work) -> StudyConfig:
         """The study of the options."""
         model = self.checkpoint.model
-        if not (model and self.rows.task and self.ood.ood):
+        ood = replace(self.ood, ood=self.ood.ood or WITH_ADVERSARIAL.get(self.rows.task))
+        if not (model and self.rows.task and ood.ood):
             raise HcLensError(
                 "expected --model, --task and --ood (or a file), got "
-                f"model {model!r}, task {self.rows.task!r}, ood {self.ood.ood!r}; name all"
+                f"model {model!r}, task {self.rows.task!r}, ood {ood.ood!r}; name all"
             )
         prune = self.preset.prune(self.pruning)
-        inside = self.rows.of(self.rows.task, self.rows.path, case=None)
-        outside = self.ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
+        inside = self.rows.trained_on()
+        outside = ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
         evaluation = self.evaluation.specs(inside, outside)
         if self.ood.ood_limit is None:
             evaluation["ood"] = _evenly(evaluation["ood"])
@@ -119,7 +141,7 @@ class Study:
             title=f"The heuristic core of {last_name(model)}",
             train=inside,
             evaluation=evaluation,
-            adversarial=self.adversarial or PAPER_CASES.get(self.ood.ood, ()),
+            adversarial=self.adversarial or PAPER_CASES.get(ood.ood, ()),
             checkpoints=named_models(self.checkpoints),
             early=self.early,
             sparsities=self.sparsity,
@@ -143,9 +165,9 @@ class Report:
 
 def _evenly(spec: DataSpec) -> DataSpec:
     """The rows of a limit drawn evenly over the cases, so that no case is left with a few."""
-    if spec.limit is None:
+    if spec.limit is None or spec.is_prompts:  # prompts are made evenly over their cases
         return spec
-    cases = spec.read().dataset(spec.split).unique("case")
+    cases = spec.read_task().dataset(spec.split).unique("case")
     return replace(spec, limit=None, limit_per_case=max(1, spec.limit // len(cases)))
 
 
@@ -155,7 +177,7 @@ def demo(settings: Demo, work: Work) -> None:
 
 
 def study(settings: Study, work: Work) -> None:
-    """Study a fine-tuned classifier of your own and write one HTML page."""
+    """Study a classifier or a language model of your own and write one HTML page."""
     if settings.file is None:
         config = settings.config(work)
     else:

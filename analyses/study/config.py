@@ -76,11 +76,11 @@ class StudyConfig:
     scan_rows: int = 4000
     """About how many rows of ``id`` and of the adversarial cases are in the ablation scan."""
     attention_rows: int = 500
-    """Rows of ``id`` whose attention is scored."""
+    """Rows of ``id`` whose attention is scored; prompts are not."""
     trace_rows: int = 800
     """About how many rows of ``id`` and of the adversarial cases are in the composition trace."""
     examples: int = 3
-    """Pairs whose attention patterns are shown."""
+    """Rows whose attention patterns are shown."""
 
     def __post_init__(self) -> None:
         if set(self.evaluation) != {"id", "ood"} or len(set(self.sparsities)) < 2:

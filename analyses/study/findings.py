@@ -11,6 +11,8 @@
 4. Answering one label is not generalising: it wins on the adversarial cases what it loses on the
    friendly ones. Where friendly cases are known, the balanced score of both sides stands beside
    every mean out of domain, and a loss of the friendly ones is said.
+5. Prompts have answers of their own instead of labels, and are one text each: nothing is said of
+   labels, nor of words that stand in two sentences.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ Facts = dict[str, Any]
 HALF = 0.5
 """A case is solved in part if more than this share of it is right."""
 ONE_ANSWER = 0.5
-"""The balanced score of answering one label alone, whichever it is."""
+"""The balanced score of answering one label alone, whichever it is, and of the heuristic alone."""
+PROMPTS, TEXTS = "prompts", "texts"
+"""What the rows of a study are: prompts with answers, or texts with labels."""
 TOLD = [FRIENDLY, ADVERSARIAL, "balanced", "said", "said_share"]
 """What is told of the two sides (`hc_lens.metrics.by_side`)."""
 NEAR = 0.05
@@ -78,16 +82,22 @@ TARGETS = {"id": "in domain", "ood": "outside", "balanced": "balanced"}
 def collect(results: Results, config: StudyConfig) -> Facts:
     """The facts of all findings."""
     table, heads = results.table, results.heads
-    facts: Facts = {"cases": ADVERSARIAL if config.adversarial else "out-of-domain"}
-    facts |= evaluation_facts(table("evaluate/evaluation"))
-    cases = results.inputs["adversarial"]
+    full, cases = table("evaluate/evaluation"), results.inputs["adversarial"]
+    followed = full.loc[full["kind"] == ADVERSARIAL, "side"]
+    known = config.adversarial or (followed == ADVERSARIAL).all()
+    facts: Facts = {
+        "cases": ADVERSARIAL if known else "out-of-domain",
+        "rows": PROMPTS if config.train.is_prompts else TEXTS,
+    }
+    facts |= evaluation_facts(full)
     facts |= spread_facts(table("core/spread"), cases, config.sparsities)
     facts |= side_facts(table("core/sides"), config.sparsities, facts["full_friendly"])
     facts |= core_facts(results.core, table("core/jaccard"))
     kept = table("subnetworks/subnetworks")
     facts["distinct"] = kept.loc[kept["checkpoint"] == config.final, "kept"].nunique()
     facts |= ablation_facts(table("ablation/excess"), table("ablation/scan"), heads)
-    facts |= attention_facts(table("attention/attention"), heads)
+    if not of_prompts(facts):
+        facts |= attention_facts(table("attention/attention"), heads)
     traced = ("strongest", "explained", "dependents")
     facts |= trace_facts(*(table(f"composition/{name}") for name in traced))
     if config.checkpoints:
@@ -111,6 +121,11 @@ def say(facts: Facts) -> list[Sentence]:
         say_trace(facts),
         *([say_sizes(facts)] if "size_id" in facts else []),
     ]
+
+
+def of_prompts(facts: Facts) -> bool:
+    """Whether the rows are prompts, which have no labels."""
+    return facts["rows"] == PROMPTS
 
 
 def write(facts: Facts, text: str, found: bool | None) -> Sentence:
@@ -222,7 +237,9 @@ def say_model(facts: Facts) -> Sentence:
         return write(facts, text + ". Out of domain it does worse.", None)
     if has_sides(facts) and facts["full_balanced"] <= ONE_ANSWER:
         text += (
-            ". Answering one label alone would do as well: it answers {full_said} on "
+            ". Following the heuristic alone would do as well."
+            if of_prompts(facts)
+            else ". Answering one label alone would do as well: it answers {full_said} on "
             "{full_said_share:percent} of these rows."
         )
         return write(facts, text, False)
@@ -340,18 +357,23 @@ def say_spread(facts: Facts, name: str) -> Sentence:
             "{N_balanced_most:percent}, the full model {full_balanced:percent}"
         )
         if facts[f"{name}_balanced_side"] <= ONE_ANSWER:
-            text += "; on average no more than one answer alone would score"
+            alone = "the heuristic" if of_prompts(facts) else "one answer"
+            text += f"; on average no more than {alone} alone would score"
     if collapsed:
-        return written(text + ". " + COLLAPSED, None)
+        said = "They lose what the heuristic gives." if of_prompts(facts) else ONE_LABEL
+        return written(f"{text}. {COLLAPSED} {said}", None)
     return written(text + _spread_verdict(faithful, wide), _both(faithful, wide))
 
 
 COLLAPSED = (
-    "On the friendly cases they fall from {full_friendly:percent} to {N_friendly_side:percent}: "
+    "On the friendly cases they fall from {full_friendly:percent} to {N_friendly_side:percent}."
+)
+"""What is said of subnetworks that lose the friendly cases; ``N_`` stands for the sparsity."""
+ONE_LABEL = (
     "{N_said_seeds} of {N_seeds} answer {N_said} most, on {N_said_share:percent} of the rows of "
     "both sides. Answering one label is not generalising."
 )
-"""What is said of subnetworks that lose the friendly cases; ``N_`` stands for the sparsity."""
+"""What is said of them where rows have labels."""
 
 
 def _both(first: bool | None, second: bool | None) -> bool | None:
@@ -390,10 +412,8 @@ def say_collapse(facts: Facts) -> Sentence:
             False: ": no clear loss.",
             None: ": too few seeds to tell.",
         }[lost]
-        text += (
-            " No friendly cases are known, so that answering one label cannot be told from "
-            "generalising."
-        )
+        alone = "the loss of a heuristic" if of_prompts(facts) else "answering one label"
+        text += f" No friendly cases are known, so that {alone} cannot be told from generalising."
         return write(facts, text, False if lost is False else None)
     text += (
         ", on the friendly ones from {first_friendly_side:percent} to "
@@ -405,14 +425,7 @@ def say_collapse(facts: Facts) -> Sentence:
     untold = "the balanced score falls; too few seeds to tell on which side" if falls else ""
     friendly = judge(loss(facts, "friendly_change"), COLLAPSE)
     if friendly:
-        text += (
-            ": smaller subnetworks lose both sides."
-            if lost
-            else ": smaller subnetworks fall into answering one label ({second_said_seeds} of "
-            "{second_seeds} answer {second_said} most, on {second_said_share:percent} of the "
-            "rows), which is not generalising."
-        )
-        return write(facts, text, False)
+        return write(facts, text + _friendly_lost(facts, lost), False)
     text += {
         True: ": smaller subnetworks lose what goes beyond the heuristic.",
         False: ": no clear loss on either side."
@@ -421,6 +434,19 @@ def say_collapse(facts: Facts) -> Sentence:
         None: f": {untold or 'too few seeds to tell'}.",
     }[lost]
     return write(facts, text, lost if friendly is False or lost else None)
+
+
+def _friendly_lost(facts: Facts, lost: bool | None) -> str:
+    """What is said of smaller subnetworks that lose the friendly cases, and others with them."""
+    if lost:
+        return ": smaller subnetworks lose both sides."
+    if of_prompts(facts):
+        return ": smaller subnetworks lose what the heuristic gives."
+    return (
+        ": smaller subnetworks fall into answering one label ({second_said_seeds} of "
+        "{second_seeds} answer {second_said} most, on {second_said_share:percent} of the rows), "
+        "which is not generalising."
+    )
 
 
 def core_facts(about: Mapping[str, Any], jaccard: pd.DataFrame) -> Facts:
@@ -587,6 +613,9 @@ def attention_facts(table: pd.DataFrame, heads: Sequence[str]) -> Facts:
 
 def say_attention(facts: Facts) -> Sentence:
     """Whether core heads look for the same word in the other sentence."""
+    if of_prompts(facts):
+        text = "Attention to words that two sentences share is left out: a prompt is one text."
+        return write(facts, text, None)
     if math.isnan(facts["overlap_core_mass"]):
         return write(facts, "The rows have no word that stands in two sentences.", None)
     some = facts["overlap_core"] > 0
@@ -654,7 +683,11 @@ def trace_facts(
 
 def say_trace(facts: Facts) -> Sentence:
     """Whether a few edges carry what the core does."""
-    readers = {"mlp": "{edge_receiver}", "classifier": "the classifier"}
+    readers = {
+        "mlp": "{edge_receiver}",
+        "classifier": "the classifier",
+        "unembed": "the unembedding",
+    }
     text = "On {cases} rows the strongest edge from these heads leads from {edge_sender} to "
     text += readers.get(facts["edge_kind"], "the {edge_kind} of {edge_receiver}")
     carried = None

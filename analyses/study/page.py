@@ -20,8 +20,9 @@ from hc_lens.analyses.effective_size import figures as effective_size_figures
 from hc_lens.analyses.lexical_overlap import figures as lexical_overlap_figures
 from hc_lens.analyses.study.config import StudyConfig
 from hc_lens.analyses.study.findings import Facts, say
-from hc_lens.analyses.study.results import Results
+from hc_lens.analyses.study.results import Results, one_case_in_domain
 from hc_lens.analyses.subnetworks import figures as subnetworks_figures
+from hc_lens.analyses.tables import RUN
 from hc_lens.data.known import FRIENDLY
 from hc_lens.metrics import SHARE
 from hc_lens.show import Attention
@@ -39,6 +40,8 @@ COLUMNS = {
     "two": "spearman",
 }
 """The columns that are shown in each style, in every table."""
+LABELS = ["said", "said_share"]
+"""The columns of both sides that tell which label is said most."""
 STYLES = {column: style for style, columns in COLUMNS.items() for column in columns.split()}
 
 
@@ -53,9 +56,10 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
         "Model": f"{config.model} (fingerprint {inputs['model']})",
         "Rows": ", ".join(f"{name} {inputs[name]}" for name in ("train", "id", "ood")),
     }
+    domain = "rows that they are found on" if config.train.is_prompts else "training domain"
     lead = (
-        f"The subnetworks of {config.model}: what they share, what they do outside the training "
-        f"domain, and why. Made with hc_lens {__version__} after Bhaskar, Friedman and Chen, The "
+        f"The subnetworks of {config.model}: what they share, what they do outside the "
+        f"{domain}, and why. Made with hc_lens {__version__} after Bhaskar, Friedman and Chen, The "
         "Heuristic Core (ACL 2024)."
     )
     note = (
@@ -65,7 +69,12 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
     evaluation = _table(
         results,
         "evaluate/evaluation",
-        "Accuracy by case, its 95% interval, and how often each label is predicted",
+        "Accuracy by case"
+        + (
+            " and its 95% interval"
+            if config.train.is_prompts
+            else ", its 95% interval, and how often each label is predicted"
+        ),
         low="percent",
         high="percent",
     )
@@ -75,7 +84,7 @@ def build(results: Results, facts: Facts, config: StudyConfig, command: str) -> 
         _subnetworks(results, config),
         _core(results, config.sparsities),
         _ablation(results),
-        _attention(results),
+        _attention(results, config),
         _composition(results),
         *([_sizes(results)] if config.checkpoints else []),
     ]
@@ -90,7 +99,7 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
         runs = runs.loc[runs["checkpoint"] == config.final]
         cases = results.inputs["adversarial"]
         full = _followed(results.table(f"{step}/full"), ["checkpoint"], cases)
-        return _followed(runs, ["checkpoint", "sparsity", "seed"], cases), full
+        return _followed(runs, list(RUN), cases), full
 
     items: list[Table | Drawing | Attention] = [
         Drawing.of(
@@ -102,7 +111,9 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
         drawing = subnetworks_figures.sparsity_figure(*shown("grid"))
         items.append(Drawing.of(drawing, "Accuracy against sparsity, final model"))
     both = "The cases that the heuristic gets right (friendly) and wrong (adversarial), by seed"
-    sides = _table(results, "core/sides", both)
+    # Of prompts no label is said.
+    told = results.table("core/sides").drop(columns=LABELS if config.train.is_prompts else [])
+    sides = _table(results, "core/sides", both, told)
     items += [sides] if sides.frame["balanced"].notna().any() else []
     items.append(_table(results, "core/spread", "Accuracy over seeds"))
     return Section("subnetworks", "Subnetworks of many seeds", items=items)
@@ -110,6 +121,7 @@ def _subnetworks(results: Results, config: StudyConfig) -> Section:
 
 def _followed(table: pd.DataFrame, keys: list[str], cases: Sequence[str]) -> pd.DataFrame:
     """The accuracies in domain and on the adversarial cases, and the mean of the friendly ones."""
+    table = one_case_in_domain(table, keys)
     friendly = table.loc[table["side"] == FRIENDLY]
     mean: Any = friendly.groupby([*keys, "dataset"], sort=False)["accuracy"].mean().reset_index()
     chosen = table.loc[(table["dataset"] == "id") | table["case"].isin(list(cases))]
@@ -147,7 +159,11 @@ def _ablation(results: Results) -> Section:
     return Section("ablation", "Ablation", items=items)
 
 
-def _attention(results: Results) -> Section:
+def _attention(results: Results, config: StudyConfig) -> Section:
+    title, patterns = "What the core looks at", load_figures(results.folders["attention"])
+    if config.train.is_prompts:
+        note = "Patterns on a few prompts. Scores of lexical overlap need pairs of sentences."
+        return Section("attention", title, items=patterns, notes=[note])
     name, core = "attention/attention", results.core["core"]
     table = results.table(name)
     shown = ["unit", "score", "value", "low", "high", "chance", "permuted", "n"]
@@ -162,9 +178,9 @@ def _attention(results: Results) -> Section:
             "Attention to the same word in the other sentence, every head",
         ),
         _table(results, name, "Attention of these heads", chosen, low="percent", high="percent"),
-        *load_figures(results.folders["attention"]),
+        *patterns,
     ]
-    return Section("attention", "What the core looks at", items=items)
+    return Section("attention", title, items=items)
 
 
 def _composition(results: Results) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 import hc_lens as hc
+from hc_lens.metrics import over_cases
 from hc_lens.records import read_table
 
 
@@ -46,3 +47,15 @@ class Results:
     def means(self) -> hc.Means:
         """The mean activations."""
         return hc.Means.load(self.folders["means"] / "means.safetensors")
+
+
+def one_case_in_domain(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Accuracies of runs or full models with all rows in domain as one case, as most tasks have.
+
+    The keys are the columns that name a run or a model.
+    """
+    inside = table["dataset"] == "id"
+    if table.loc[inside, "case"].nunique() < 2:
+        return table
+    joined = over_cases(table.loc[inside], [*keys, "dataset"], ["accuracy"])
+    return pd.concat([joined.assign(case="all", side=""), table.loc[~inside]], ignore_index=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,8 +36,10 @@ from hc_lens.analyses.composition.passes import check_supported
 from hc_lens.analyses.study import findings
 from hc_lens.analyses.study.config import StudyConfig, read_settings
 from hc_lens.analyses.study.page import build
-from hc_lens.analyses.study.results import Results
+from hc_lens.analyses.study.results import Results, one_case_in_domain
+from hc_lens.analyses.tables import RUN
 from hc_lens.data.known import ADVERSARIAL, FRIENDLY
+from hc_lens.data.prompts import NO_ANSWER, PromptBatches
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError, warn
 from hc_lens.metrics import by_side, case_sides
@@ -54,14 +56,14 @@ from hc_lens.records import (
     unsealed,
 )
 from hc_lens.settings import plain_value
-from hc_lens.show import Attention
+from hc_lens.show import Attention, Page
 from hc_lens.show.kept import save_figures
 from hc_lens.show.report import Sentence
 from hc_lens.sweeps.engines import Local
 
 KIND = "study"
 """The kind of work that a run folder holds."""
-METHOD = 4
+METHOD = 5
 """Goes up when a step computes something else than before."""
 REPORT = "report"
 """The last step."""
@@ -120,16 +122,20 @@ class Study:
     @cached_property
     def cases(self) -> tuple[str, ...]:
         """The adversarial cases: those named, those that the heuristic gets wrong, or all."""
-        sides = case_sides(self.data["ood"])
-        wrong = [case for case, side in sides.items() if side == ADVERSARIAL]
-        chosen = self.config.adversarial or tuple(wrong or sides)
-        if absent := [case for case in chosen if case not in sides]:
+        wrong = [case for case, side in self.sides.items() if side == ADVERSARIAL]
+        chosen = self.config.adversarial or tuple(wrong or self.sides)
+        if absent := [case for case in chosen if case not in self.sides]:
             raise HcLensError(
                 f"expected rows of every adversarial case, got none of {absent}; the rows of ood "
-                f"have {list(sides)}; name other cases, or draw the rows evenly over the cases "
-                "with limit_per_case="
+                f"have {list(self.sides)}; name other cases, or draw the rows evenly over the "
+                "cases with limit_per_case="
             )
         return chosen
+
+    @cached_property
+    def sides(self) -> dict[str, str]:
+        """The side of each case out of domain."""
+        return case_sides(self.data["ood"])
 
     def adversarial(self, rows: int) -> dict[str, BatchesLike]:
         """So many rows of ``id`` and of the adversarial cases of ``ood``, evenly over cases."""
@@ -285,8 +291,9 @@ def list_steps(study: Study) -> list[Step]:
     ]
     if config.checkpoints:
         # The accuracy of knowing nothing; on adversarial cases that of the heuristic: none.
-        floors = {name: 1 / len(batches.labels) for name, batches in study.data.items()}
-        floors |= {"ood": 0.0} if config.adversarial else {}
+        floors = {name: floor_of(batches) for name, batches in study.data.items()}
+        wrong = config.adversarial or {study.sides[case] for case in study.cases} == {ADVERSARIAL}
+        floors |= {"ood": 0.0} if wrong else {}
         sizes = {"margin": config.margin, "floors": floors, "cases": study.cases}
         steps += [
             pruning("grid", config.grid_sweep()),
@@ -295,6 +302,18 @@ def list_steps(study: Study) -> list[Step]:
     every = tuple(step.name for step in steps)
     version = {"version": hc.__version__}
     return [*steps, Step(REPORT, write_report, every, {"config": config}, version)]
+
+
+def floor_of(batches: hc.Batches) -> float:
+    """The accuracy of knowing nothing: one label of several, or one answer of a prompt's several.
+
+    Where a prompt names no wrong answers, every other token is one, and the floor is none.
+    """
+    if not isinstance(batches, PromptBatches):
+        return 1 / len(batches.labels)
+    counts = torch.cat([(batch.answers != NO_ANSWER).sum(-1) for batch in batches]).double()
+    right, wrong = counts.unbind(-1)
+    return float(torch.where(wrong > 0, right / (right + wrong), 0.0).mean())
 
 
 def run_steps(records: Records, steps: Iterable[Step], study: Study) -> dict[str, Path]:
@@ -389,7 +408,8 @@ def find_core(
     (out / "core.json").write_bytes(json_bytes(about))
     runs = found.table("subnetworks/runs")
     of_final = runs.loc[runs["checkpoint"] == final]
-    spread = subnetworks.spread(of_final, found.table("subnetworks/full"))
+    full = one_case_in_domain(found.table("subnetworks/full"), ["checkpoint"])
+    spread = subnetworks.spread(one_case_in_domain(of_final, RUN), full)
     followed = of_final["case"].isin(cases) | (of_final["side"] == FRIENDLY)
     outside = of_final.loc[(of_final["dataset"] == "ood") & followed]
     outside = outside.assign(side=outside["side"].mask(outside["case"].isin(cases), ADVERSARIAL))
@@ -420,11 +440,22 @@ def score_attention(
     attention_rows: int,
     examples: int,
 ) -> None:
-    """What each head looks at, and the patterns of the core on a few pairs."""
-    spec = evaluation["id"]
+    """What each head looks at, and the patterns of the core on a few rows."""
+    if not evaluation["id"].is_prompts:
+        _write_tables(out, attention=_overlap(study, evaluation["id"], attention_rows))
+    shown = _first_rows(study)
+    figures: list[Attention] = []
+    for case in [case for case in study.cases if case in shown][:examples]:
+        figure = _pattern(study, evaluation["ood"], shown[case], found.heads[:MOST_HEADS])
+        figures.append(dataclasses.replace(figure, title=case.replace("_", " ")))
+    save_figures(figures, out)
+
+
+def _overlap(study: Study, spec: DataSpec, attention_rows: int) -> pd.DataFrame:
+    """How much each head looks at the same word in the other sentence."""
     rows = hc.word_batches(
         study.model,
-        spec.read(),
+        spec.read_task(),
         spec.split,
         limit=min(attention_rows, spec.limit or attention_rows),
         seed=spec.seed,
@@ -432,28 +463,30 @@ def score_attention(
     )
     # Function words stand in every sentence; what matters is the copy of a content word.
     content = lexical_overlap.WordRule(stop_words=lexical_overlap.STOP_WORDS)
-    table = lexical_overlap.scores(study.model, rows, words=content, progress=study.progress)
-    _write_tables(out, attention=table)
-    shown = _first_rows(study, evaluation["ood"])
-    figures: list[Attention] = []
-    for case in [case for case in study.cases if case in shown][:examples]:
-        figure = hc.show.attention(study.model, *shown[case], heads=found.heads[:MOST_HEADS])
-        titled = dataclasses.replace(cast(Attention, figure), title=case.replace("_", " "))
-        figures.append(titled)
-    save_figures(figures, out)
+    return lexical_overlap.scores(study.model, rows, words=content, progress=study.progress)
 
 
-def _first_rows(study: Study, spec: DataSpec) -> dict[str, list[str]]:
-    """The texts of the first evaluated row of each case that fits a page."""
-    task = spec.read()
-    table = task.dataset(spec.split)
+def _first_rows(study: Study) -> dict[str, int]:
+    """The number in its split of the first evaluated row of each case that fits a page."""
     first: dict[str, int] = {}
     for batch in study.data["ood"]:
         lengths = batch.mask.sum(1).tolist()
         for case, row, length in zip(batch.cases, batch.rows.tolist(), lengths, strict=True):
             if length <= MOST_TOKENS:
                 first.setdefault(case, row)
-    return {case: [table[row][column] for column in task.columns] for case, row in first.items()}
+    return first
+
+
+def _pattern(study: Study, spec: DataSpec, row: int, heads: Sequence[str]) -> Attention:
+    """The attention of some heads on a row out of domain."""
+    if spec.is_prompts:
+        batches = study.data["ood"]
+        shown = batches.gather([batches.rows.tolist().index(row)])
+        return cast(Page, hc.show.attention(study.model, shown, heads=heads))[0]
+    task = spec.read_task()
+    cells = task.dataset(spec.split)[row]
+    texts = [cells[column] for column in task.columns]
+    return cast(Attention, hc.show.attention(study.model, *texts, heads=heads))
 
 
 def trace(study: Study, found: Results, out: Path, trace_rows: int) -> None:

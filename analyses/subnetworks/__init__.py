@@ -309,14 +309,15 @@ def by_side(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
         One row for each run and each dataset that has both sides. Columns: checkpoint, sparsity,
         seed, dataset, friendly and adversarial (means of the accuracy over the cases of that side),
         balanced (the mean of both), full_friendly, full_adversarial and full_balanced (the same of
-        the full model), said (the label that is said most) and said_share (how often it is).
+        the full model), said (the label that is said most) and said_share (how often it is), both
+        missing for prompts.
     """
     runs = run_table(table)
     if "side" not in runs:
         raise HcLensError(
             "expected the column side in the table of runs (friendly or adversarial for every "
             f"case), got {', '.join(map(str, table.columns))}; evaluate with a task that names the "
-            "label of its heuristic, or add the column"
+            "label of its heuristic, or with prompts that have sides, or add the column"
         )
     # The shares of the labels are read here and nowhere else.
     shares = table.filter(regex="^share_").reset_index(drop=True)

@@ -52,7 +52,8 @@ def run(settings: Settings, work: Work) -> None:
     parts += ["\nspread over seeds", readable(spread.drop(columns="checkpoint"))]
     sides = analysis.by_side(table, runs.full) if "side" in table else None
     if sides is not None and len(sides):
-        shown = readable(sides.drop(columns="checkpoint"))
+        # Runs on prompts say no labels.
+        shown = readable(sides.drop(columns="checkpoint").dropna(axis=1, how="all"))
         parts += ["\nfriendly and adversarial cases, and the balanced score of each run", shown]
 
     def write(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.cli import options
@@ -17,6 +18,7 @@ class Settings(options.OnRows):
 
     subnetwork: options.Names = ()
     """Folders of hc-lens prune."""
+    more: options.Metrics = field(default_factory=options.Metrics)
 
 
 def run(settings: Settings, work: Work) -> None:
@@ -24,6 +26,7 @@ def run(settings: Settings, work: Work) -> None:
     from hc_lens.evaluation import evaluate
 
     networks = work.subnetworks(settings.subnetwork)
+    metrics = settings.more.checked()
     model = work.model(settings.checkpoint)
     data = work.evaluation(model, settings.rows, settings.ood)
     if not work.begin():
@@ -31,7 +34,14 @@ def run(settings: Settings, work: Work) -> None:
     source = None
     if networks:
         source = work.means(model, settings.replacement, settings.rows, settings.subnetwork)
-    table = evaluate(model, data, means=source, subnetwork=networks, progress=work.progress)
+    table = evaluate(
+        model,
+        data,
+        means=source,
+        subnetwork=networks,
+        metrics=metrics,
+        progress=work.progress,
+    )
     work.finish(table, **sides(table))
 
 

@@ -81,13 +81,13 @@ def run(settings: Settings, work: Work) -> None:
 
     config = settings.config()
     check_device(settings.device)
-    task = settings.rows.read()
+    task = settings.rows.read_task()
     evaluation = {}
     if task.held_out_split() != task.training_split():
         evaluation["id"] = (task, task.held_out_split())
     other = settings.ood.spec(settings.rows)
     if other is not None:
-        second = other.read()
+        second = other.read_task()
         evaluation["ood"] = (second, other.split or second.held_out_split())
     work.note(f"fine-tuning {settings.model} on {task.name} for {config.steps} steps")
     work.give_up(KIND, "optimizer")

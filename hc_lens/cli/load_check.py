@@ -46,11 +46,13 @@ def run(settings: Settings, work: Work) -> None:
     work.begin(resumes=True)
     difference = largest_difference(model, checkpoint_of(name))
     passed = difference <= tolerance
+    # A language model has none.
+    labels = {str(index): label for index, label in (model.labels or {}).items()}
     work.finish(
         checkpoint=name,
         kind=type(model).__name__,
         fingerprint=work.fingerprint,
-        labels={str(index): label for index, label in (model.labels or {}).items()},
+        **({"labels": labels} if labels else {}),
         units=str(UnitSpace.of(model)),
         context=f"{model.cfg.n_ctx} tokens",
         texts=len(PAIRS),

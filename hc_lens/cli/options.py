@@ -184,9 +184,10 @@ class Rows(DataSpec):
 
     def of(self, task: str, path: str | None, **changes: Any) -> DataSpec:
         """The rows of a task, read like these; a named task has columns and labels of its own."""
-        from hc_lens.data.known import KNOWN
+        from hc_lens.data.known import KNOWN, PROMPTS
 
-        named = task in KNOWN or (path is None and task.startswith(ORGANISM))
+        made = path is None and (task in PROMPTS or task.startswith(ORGANISM))
+        named = made or task in KNOWN
         own = ("columns", "label", "labels", "case", "heuristic") if named else ()
         defaults = {name: DataSpec.__dataclass_fields__[name].default for name in own}
         return self.spec(task=task, path=path, **{**changes, **defaults})
@@ -269,6 +270,22 @@ class Table:
 
     format: Literal["csv", "parquet"] = "csv"
     """Of the table in --out: csv or parquet."""
+
+
+@section()
+class Metrics:
+    """What is measured beside the columns that a table always has."""
+
+    metrics: Names = ()
+    """More to measure: logit_difference, log_odds, probability, loss or margin."""
+
+    def checked(self) -> tuple[str, ...]:
+        """Those that a table does not have anyway; an unknown name is told before any work."""
+        from hc_lens.metrics import ACCURACY, AGREEMENT, KL, check_metrics
+
+        return tuple(
+            name for name in check_metrics(self.metrics) if name not in (ACCURACY, AGREEMENT, KL)
+        )
 
 
 @section()

@@ -5,6 +5,7 @@ With ``--out`` every finished batch is kept there, and the same command continue
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from hc_lens.cli import options
@@ -29,6 +30,7 @@ class Settings(options.OnRows):
     """Show every case; --out and --json always have them."""
     memory: str = "1GB"
     """Most memory beside the model."""
+    more: options.Metrics = field(default_factory=options.Metrics)
 
 
 def run(settings: Settings, work: Work) -> None:
@@ -41,6 +43,7 @@ def run(settings: Settings, work: Work) -> None:
             "expected either --sets or --units and --pairs, got both; write a unit or a pair as a "
             "set, such as --sets L0.H1,L0.H1+L1.H2"
         )
+    metrics = settings.more.checked()
     model = work.model(settings.checkpoint)
     data = work.evaluation(model, settings.rows, settings.ood)
     if not work.begin(None if settings.by_case else by_dataset):
@@ -51,14 +54,23 @@ def run(settings: Settings, work: Work) -> None:
     if settings.pairs:
         sets = pairs(settings.units or UnitSpace.of(model))
     store = None if work.out is None else work.out / BATCHES
-    work.finish(
-        scan(model, data, source, sets, memory=settings.memory, store=store, progress=work.progress)
+    table = scan(
+        model,
+        data,
+        source,
+        sets,
+        metrics=metrics,
+        memory=settings.memory,
+        store=store,
+        progress=work.progress,
     )
+    work.finish(table)
 
 
 def by_dataset(table: pd.DataFrame) -> pd.DataFrame:
     """The table of a scan with the cases of each dataset averaged over their rows."""
     from hc_lens.metrics import over_cases
 
-    numbers = ("accuracy", "accuracy_change", "kl", "agreement", "logit_change")
-    return over_cases(table, ("dataset", "set"), numbers)
+    keys = ("dataset", "set")
+    numbers = [name for name in table.columns if name not in (*keys, "case", "n")]
+    return over_cases(table, keys, numbers)

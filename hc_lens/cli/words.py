@@ -15,10 +15,17 @@ OPTIONS = {
     "read other rows with Task.from_files, Task.from_hub or Task.from_rows": (
         "give --path and --columns for rows of your own"
     ),
+    "path= alone": "--path alone",
     "path= and columns=": "--path and --columns",
     "path=": "--path (--ood-path for those of --ood)",
     ", or say which with Task.from_files({split: file})": ", or name one of them",
     "columns=..., label=... and case=... of Task.from_files": "--columns, --label and --case",
+    "prompt=..., right=..., wrong=... of Prompts.from_rows": "--case",
+    "load a causal or masked language model, or use hc.Task": (
+        "name the checkpoint of a language model, or a task of texts with labels"
+    ),
+    "write prompts of your own with hc.Prompts.from_rows": "give --path for prompts of your own",
+    "; lower n": "; lower --limit",
     "columns=('premise', 'hypothesis')": "--columns premise,hypothesis",
     "label=...": "--label",
     "labels=[...]": "--labels A,B,...",

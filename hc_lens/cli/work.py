@@ -135,7 +135,7 @@ class Work:
 
     def held_out(self, spec: DataSpec) -> DataSpec:
         """Rows of the held-out split unless one is named; says so if the task has none."""
-        from hc_lens.data.task import HELD_OUT
+        from hc_lens.data.splits import HELD_OUT
 
         chosen = spec.held_out()
         if spec.split is None and not (chosen.split or "").startswith(HELD_OUT):

@@ -1,4 +1,4 @@
-"""The tasks that `Task.named` knows: where their rows are, and what their columns are called.
+"""Names of prompts, and the tasks that `Task.named` knows: where their rows are, what columns have.
 
 Public copies of one task differ in column names and write labels as names or as integers. The
 table below holds the names in use and the order of the integers, as the Hub documents them. Nothing
@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 
 FRIENDLY, ADVERSARIAL = SIDES = ("friendly", "adversarial")
 """The side of a case: the heuristic is right on all its rows, or on none."""
+PROMPTS = ("ioi", "agreement", "agreement-ood", "induction")
+"""The prompts that are made for a language model (`hc_lens.data.prompts.Prompts.named`)."""
+WITH_ADVERSARIAL = {"agreement": "agreement-ood"}
+"""Prompts on which a heuristic is right -> those that also have cases on which it is wrong."""
 
 
 @dataclass(frozen=True)

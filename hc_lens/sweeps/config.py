@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.pruning.config import PruneConfig
+from hc_lens.pruning.config import LossName, PruneConfig
 from hc_lens.settings import check, make, plain, read_settings
 
 PRESETS = {"reference": PruneConfig.reference}
@@ -65,8 +65,8 @@ class SweepConfig:
             check_choice("a preset", self.prune["preset"], PRESETS)
         if callable(self.prune.get("loss")):
             raise HcLensError(
-                "expected a loss with a name ('kl' or 'cross-entropy') in a sweep, got a function, "
-                "which another process cannot read; call hc.prune for each run instead"
+                f"expected a loss with a name ({', '.join(get_args(LossName))}) in a sweep, got a "
+                "function, which another process cannot read; call hc.prune for each run instead"
             )
         for sparsity in self.sparsities:
             self.prune_config(sparsity, self.seeds[0])

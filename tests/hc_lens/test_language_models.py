@@ -236,6 +236,10 @@ def test_every_way_to_prune_takes_a_language_model(method: str):
     assert len(sub.removed) == 6  # of 12 heads and 3 MLPs
     table = hc.evaluate(model, batches, means=means, subnetwork=sub, **SILENT)
     assert table["subnetwork"].tolist() == ["full", "full", "subnetwork", "subnetwork"]
+    again = hc.evaluate(
+        model, batches, means=means, subnetwork=sub, metrics=["kl", "margin"], **SILENT
+    )
+    assert list(again.columns) == [*table.columns, "margin"]
     kept, n_rows, total = list(sub.removed), 0, 0.0
     for batch in batches:
         p, q = (by_hand(model, batch, units, means).softmax(-1) for units in ([], kept))

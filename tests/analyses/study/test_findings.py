@@ -21,6 +21,7 @@ SURE, NOT, DOUBT = "super-additive", "additive or less", "cannot tell"
 GIVEN = {"accuracy": 0.5, "rows": 12, "case": "a {strange} name", "heads": ["L0.H1", "L2.H3"]}
 FACTS: dict[str, Any] = {
     "cases": "adversarial",
+    "rows": "texts",
     "id_rows": 600,
     "id_accuracy": 0.988,
     "adversarial_cases": 8,

@@ -1,0 +1,141 @@
+"""Every command that reads rows takes prompts and a language model."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+import hc_lens as hc
+from hc_lens.data.specs import DataSpec
+from tests.language_models import save_language_model
+
+PROMPTS = [
+    {"prompt": "Now, the dog", "right": "is", "wrong": ["are"], "side": "friendly"},
+    {"prompt": "Now, the dogs", "right": "are", "wrong": ["is", "was"], "side": "adversarial"},
+]
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """A checkpoint of a tiny language model."""
+    return save_language_model(tmp_path_factory.mktemp("language") / "model")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """A file of prompts of one's own."""
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    return tmp_path / "own.jsonl"
+
+
+def test_a_scan_of_named_prompts_is_that_of_the_library(call, language_model):
+    line = ("scan", "--model", language_model, "--task", "ioi", "--limit", 10, "--means", "zero")
+    line = (*line, "--units", "L0.H1", "--metrics", "probability,log_odds")
+    done = call(*line, "--json")
+    assert done.exit_code == 0, done.output
+    model = hc.load(language_model)
+    batches = DataSpec("ioi", split="validation", limit=10).batches(model)
+    metrics = ["probability", "log_odds"]
+    own = hc.scan(model, {"ioi/validation": batches}, "zero", ["L0.H1"], metrics=metrics)
+    pd.testing.assert_frame_equal(pd.DataFrame(json.loads(done.stdout)["table"]), own)
+    header = call(*line).stdout.splitlines()[0].split()
+    assert header[-2:] == ["log_odds", "log_odds_change"]
+
+
+def test_prune_means_and_evaluate_go_from_prompts_to_a_score_by_side(call, language_model):
+    read = ("--model", language_model, "--task", "agreement", "--limit", 16)
+    assert call("means", *read, "--out", "m").exit_code == 0
+    more = ("--sparsity", 0.5, "--steps", 2, "--loss", "logit_difference", "--means", "m")
+    done = call("prune", *read, *more, "--out", "half")
+    assert done.exit_code == 0, done.output
+    assert hc.Subnetwork.load("half").config["loss"] == "logit_difference"
+    line = ("evaluate", *read, "--ood", "agreement-ood", "--ood-limit", 28, "--subnetwork", "half")
+    done = call(*line, "--means", "m", "--metrics", "logit_difference", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    table = pd.DataFrame(told["table"])
+    assert not [name for name in table if name.startswith("share_")]
+    assert table["logit_difference"].notna().all()
+    ood = "agreement-ood/validation"
+    entry = told[f"half on {ood}"]
+    chosen = table[(table["subnetwork"] == "half") & (table["dataset"] == ood)]
+    for side in ("friendly", "adversarial"):
+        mean = chosen.loc[chosen["side"] == side, "accuracy"].mean()
+        assert entry[side] == pytest.approx(mean, abs=1e-4)
+    assert "said" not in entry
+
+
+def test_prompts_of_ones_own_need_a_path_alone(call, language_model, prompts):
+    line = ("evaluate", "--model", language_model, "--task", "mine", "--path", prompts)
+    done = call(*line, "--json")
+    assert done.exit_code == 0, done.output
+    table = pd.DataFrame(json.loads(done.stdout)["table"])
+    assert table[["dataset", "case", "side"]].to_numpy().tolist() == [
+        ["mine/all", "friendly", "friendly"],
+        ["mine/all", "adversarial", "adversarial"],
+    ]
+
+
+def test_a_metric_that_every_table_has_is_not_shown_twice(call, language_model, prompts):
+    line = ("evaluate", "--model", language_model, "--task", "mine", "--path", prompts)
+    header = call(*line, "--metrics", "kl,accuracy,loss,loss").stdout.splitlines()
+    shown = next(text.split() for text in header if "accuracy" in text)
+    assert shown[-3:] == ["kl", "agreement", "loss"]
+    assert shown.count("accuracy") == shown.count("kl") == 1
+
+
+def test_a_sweep_of_a_language_model_is_read_by_the_analyses(call, language_model):
+    line = ("--checkpoints", f"last={language_model}", "--task", "agreement", "--limit", 16)
+    line = (*line, "--ood", "agreement-ood", "--evaluation-limit", 28, "--workers", 1)
+    done = call("sweep", *line, "--sparsity", 0.5, "--seeds", "0-1", "--steps", 2, "--out", "s")
+    assert done.exit_code == 0, done.output
+    assert "balanced" in done.stdout
+    assert "said" not in done.stdout
+    for name in ("subnetworks", "effective-size"):
+        read = call("analyse", name, "s/runs", "--out", name)
+        assert read.exit_code == 0, read.output
+        assert "balanced" in read.stdout
+        assert "said" not in read.stdout
+
+
+@pytest.mark.parametrize("analysis", ["superadditive", "composition"])
+def test_an_analysis_of_heads_takes_prompts(call, language_model, analysis):
+    line = ("analyse", analysis, "--model", language_model, "--task", "ioi", "--limit", 6)
+    done = call(*line, "--ood", "", "--core", "L0.H0,L0.H1", "--means", "zero")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "more", "told"),
+    [
+        ("model", ("--task", "ioi"), "expected a language model for prompts, got a classifier"),
+        ("language_model", ("--task", "organism"), "expected a classifier for the task 'organism'"),
+        ("language_model", ("--task", "ioi", "--labels", "a,b"), "expected prompts without labels"),
+        ("language_model", ("--task", "ioi", "--max-length", 9), "expected no max_length for"),
+        ("language_model", ("--task", "ioi", "--limit", 0), "expected limit"),
+        ("language_model", ("--task", "ioi", "--metrics", "acc"), "expected the metric among"),
+    ],
+)
+@pytest.mark.parametrize("command", ["scan", "evaluate"])
+def test_what_cannot_work_is_told_in_one_line(request, call, command, checkpoint, more, told):
+    done = call(command, "--model", request.getfixturevalue(checkpoint), *more)
+    assert done.exit_code == 1
+    assert told in done.stderr.splitlines()[-1]
+    assert "collecting" not in done.stderr
+
+
+def test_lexical_overlap_and_finetune_refuse_prompts_before_a_model_is_loaded(call, language_model):
+    read = ("--model", language_model, "--task", "ioi")
+    for line in (("analyse", "lexical-overlap"), ("finetune", "--steps", 1, "--out", "f")):
+        done = call(*line, *read)
+        assert done.exit_code == 1
+        assert "expected a task of texts with labels, got the prompts 'ioi'" in done.stderr
+        assert "loading" not in done.stderr
+
+
+def test_a_language_model_loads_with_the_logits_of_hugging_face(call, language_model):
+    done = call("load-check", "--model", language_model)
+    assert done.exit_code == 0, done.output
+    assert "labels" not in done.stdout
