@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hc_lens.analyses.composition.config import TraceConfig
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
+from hc_lens.data.known import WITH_ADVERSARIAL
 from hc_lens.data.specs import ORGANISM
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class TracedRows(options.HeldOutRows):
 class TracedOod(options.Ood):
     """A second task, of a split that was held out."""
 
-    ood: str | None = f"{ORGANISM}-ood"
-    """Second task, out of domain; '' for none."""
+    ood: str | None = None
+    """Second task, out of domain; '' for none. By default agreement-ood for agreement, organism-ood
+    for the organism, none for others."""
     ood_limit: int | None = 800
 
 
@@ -77,11 +79,13 @@ def run(settings: Settings, work: Work) -> None:
         torch.set_num_threads(settings.threads)
     config = TraceConfig(**options.given(settings.tracing))
     model = work.model(settings.checkpoint)
-    rows = settings.rows
+    rows, ood = settings.rows, settings.ood
+    if ood.ood is None:
+        ood = replace(ood, ood=WITH_ADVERSARIAL.get(rows.task))
     if is_classifier(model):
         rows = replace(rows, max_length=min(rows.max_length or MOST_TOKENS, model.cfg.n_ctx))
     datasets = {}
-    for name, spec in {"id": rows.spec(), "ood": settings.ood.spec(rows)}.items():
+    for name, spec in {"id": rows.spec(), "ood": ood.spec(rows)}.items():
         if spec is not None:
             datasets[name] = work.rows(model, work.held_out(spec))
     if not work.begin():

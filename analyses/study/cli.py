@@ -72,7 +72,8 @@ class StudyOod(options.Ood):
     """The rows with adversarial cases."""
 
     ood: str | None = None
-    """Second task, out of domain; named like --task. By default agreement-ood for agreement."""
+    """Second task, out of domain; named like --task. By default agreement-ood for agreement,
+    organism-ood for the organism."""
 
 
 @options.changes(

@@ -13,8 +13,8 @@ FRIENDLY, ADVERSARIAL = SIDES = ("friendly", "adversarial")
 """The side of a case: the heuristic is right on all its rows, or on none."""
 PROMPTS = ("ioi", "agreement", "agreement-ood", "induction")
 """The prompts that are made for a language model (`hc_lens.data.prompts.Prompts.named`)."""
-WITH_ADVERSARIAL = {"agreement": "agreement-ood"}
-"""Prompts on which a heuristic is right -> those that also have cases on which it is wrong."""
+WITH_ADVERSARIAL = {"agreement": "agreement-ood", "organism": "organism-ood"}
+"""Rows on which a heuristic is right -> those that also have cases on which it is wrong."""
 
 
 @dataclass(frozen=True)

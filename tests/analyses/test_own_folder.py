@@ -69,7 +69,8 @@ def test_a_notebook_beside_it_imports_ours(folder: Path):
 
 @pytest.mark.slow
 def test_commands_run_from_its_folder(folder: Path):
-    assert "Study a fine-tuned classifier" in python(folder, "-m", "hc_lens.cli", "study", "--help")
+    told = python(folder, "-m", "hc_lens.cli", "study", "--help")
+    assert "Study a classifier or a language model" in told
     (folder / "runs.csv").write_text(
         "checkpoint,sparsity,seed,dataset,case,accuracy\nend,0.5,1,id,all,0.9\n"
     )

@@ -103,8 +103,15 @@ def test_a_sweep_of_a_language_model_is_read_by_the_analyses(call, language_mode
 @pytest.mark.parametrize("analysis", ["superadditive", "composition"])
 def test_an_analysis_of_heads_takes_prompts(call, language_model, analysis):
     line = ("analyse", analysis, "--model", language_model, "--task", "ioi", "--limit", 6)
-    done = call(*line, "--ood", "", "--core", "L0.H0,L0.H1", "--means", "zero")
+    done = call(*line, "--core", "L0.H0,L0.H1", "--means", "zero")
     assert done.exit_code == 0, done.output
+
+
+def test_the_wiring_is_also_traced_on_adversarial_prompts_of_the_task(call, language_model):
+    line = ("analyse", "composition", "--model", language_model, "--task", "agreement")
+    done = call(*line, "--limit", 6, "--core", "L0.H0", "--means", "zero", "--out", "t")
+    assert done.exit_code == 0, done.output
+    assert set(pd.read_csv("t/edges.csv")["dataset"]) == {"id", "ood"}
 
 
 @pytest.mark.parametrize(
