@@ -239,8 +239,8 @@ class Replacement:
     """What stands in for a removed unit."""
 
     means: str | None = None
-    """What replaces removed units: a file or folder of hc-lens means or prune, or zero; by default
-    means are collected."""
+    """What replaces removed units: a file or folder of hc-lens means or prune, zero, or
+    counterfactual (of each prompt, at the same position); by default means are collected."""
 
 
 @section("Results")

@@ -182,10 +182,13 @@ class Work:
         Rows that are only described are those of the split that a task is trained on.
         """
         from hc_lens.masks.means import Means, collect_means
+        from hc_lens.masks.replacements import Counterfactual
         from hc_lens.units import UnitSpace
 
         if chosen.means == "zero":
             return chosen.means
+        if chosen.means == "counterfactual":
+            return Counterfactual(model)
         if chosen.means is None:
             _check_beside(subnetworks)
         beside = [path for folder in subnetworks if (path := Path(folder) / MEANS).is_file()]

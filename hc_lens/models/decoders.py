@@ -69,15 +69,17 @@ def convert_decoder(
     if hasattr(hf_model, "score"):
         cfg.d_vocab_out = hf_model.config.num_labels
         model = DecoderClassifier(cfg, dict(hf_model.config.id2label))
-        given = SimpleNamespace(lm_head=hf_model.score, config=hf_model.config)
+        head = hf_model.score
+        given = SimpleNamespace(lm_head=head, config=hf_model.config)
         setattr(given, hf_model.base_model_prefix, hf_model.base_model)
     else:
+        head = hf_model.get_output_embeddings()  # called embed_out in older versions of GPT-NeoX
         model, given = DecoderLanguageModel(cfg, move_to_device=False), hf_model
     # Any path makes the converter treat the model as local; it is never read.
     there = Path.cwd().anchor
     state = loading.get_pretrained_state_dict(there, cfg, hf_model=given, dtype=cfg.dtype)
     bias = model.unembed.b_U
-    state["unembed.W_U"] = given.lm_head.weight.T
+    state["unembed.W_U"] = head.weight.T
     if state.get("unembed.b_U") is None or state["unembed.b_U"].shape != bias.shape:
         state["unembed.b_U"] = torch.zeros_like(bias)
     state = {name: value.detach().to(cfg.dtype) for name, value in state.items()}

@@ -44,6 +44,33 @@ def test_a_scan_of_named_prompts_is_that_of_the_library(call, language_model):
     assert header[-2:] == ["log_odds", "log_odds_change"]
 
 
+def test_removed_units_can_have_the_activations_of_the_counterfactuals(call, language_model):
+    read = ("--model", language_model, "--task", "ioi", "--limit", 6, "--means", "counterfactual")
+    done = call("scan", *read, "--units", "L0.H0,L1.MLP", "--out", "s")
+    assert done.exit_code == 0, done.output
+    model = hc.load(language_model)
+    rows = DataSpec("ioi", limit=6, split="validation").batches(model)
+    expected = hc.scan(model, rows, hc.Counterfactual(model), ["L0.H0", "L1.MLP"])
+    found = pd.read_csv("s/table.csv")
+    assert found["kl"].to_numpy() == pytest.approx(expected["kl"].to_numpy(), abs=1e-6)
+    found = call("prune", *read, "--sparsity", 0.5, "--steps", 2, "--out", "half")
+    assert found.exit_code == 0, found.output
+    for more in (
+        ("evaluate", "--subnetwork", "half"),
+        ("analyse", "composition", "--core", "L0.H0"),
+        ("analyse", "superadditive", "--core", "L0.H0,L0.H1"),
+    ):
+        done = call(*more, *read)
+        assert done.exit_code == 0, done.output
+
+
+def test_counterfactuals_that_prompts_do_not_have_are_told(call, language_model, prompts):
+    read = ("--model", language_model, "--task", "own", "--path", prompts)
+    done = call("scan", *read, "--means", "counterfactual")
+    assert done.exit_code == 1
+    assert "expected batches with counterfactuals" in done.stderr.splitlines()[-1]
+
+
 def test_prune_means_and_evaluate_go_from_prompts_to_a_score_by_side(call, language_model):
     read = ("--model", language_model, "--task", "agreement", "--limit", 16)
     assert call("means", *read, "--out", "m").exit_code == 0
