@@ -122,7 +122,7 @@ def summary(found: Trace) -> str:
         both.round(3).to_string(index=False),
         "\nheads outside the core, cut off from all core heads",
         _dependents(found),
-        "\nrank correlation of attribution with the exact change of the margin",
+        f"\nrank correlation of attribution with the exact change of the {found.metric}",
         found.agreement.round(3).to_string(index=False),
     ]
     return "\n".join(parts)

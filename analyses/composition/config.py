@@ -20,6 +20,9 @@ class TraceConfig:
     norms: Norms = "recomputed"
     """How contributions pass layer norms: "recomputed", with which all edges of a unit together are
     its ablation, or "frozen", with the scales of the clean run."""
+    metric: str = "margin"
+    """Metric whose change is attributed by gradient: margin (of what the model predicts),
+    logit_difference or log_odds of the right answer, probability or loss."""
     steps: int = 0
     """Integration steps of the gradient attribution; 0 is the plain gradient."""
     limit: int | None = None

@@ -49,6 +49,13 @@ _METRICS = (KL, ACCURACY, AGREEMENT, MARGIN, LOGIT)
 """The metrics that are always there."""
 CHANGES = {ACCURACY: "accuracy_change", MARGIN: "margin_change", LOGIT: "logit_change"}
 """Metrics that are compared with the clean run, and the columns of their changes."""
+
+
+def change_of(metric: str) -> str:
+    """The column with the change of a metric."""
+    return CHANGES.get(metric, f"{metric}_change")
+
+
 MEASURES = (KL, "accuracy_change", AGREEMENT, "margin_change", "logit_change")
 """The columns that measure an effect."""
 ATTRIBUTION = "attribution"
@@ -220,7 +227,7 @@ class _Patching:
         leave to read, some at a time, from the clean pass over a batch.
         """
         wanted = {name: name for name in _METRICS} | self._more
-        changes = CHANGES | {name: f"{name}_change" for name in self._more}
+        changes = CHANGES | {name: change_of(name) for name in self._more}
         totals = Totals(keys, list(wanted))
         for name, batch, clean in self.engine.passes(self._named, self._progress, "patching"):
             parts: dict[str, list[Tensor]] = {metric: [] for metric in wanted}

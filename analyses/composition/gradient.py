@@ -1,14 +1,14 @@
 """Edge attribution: the first-order version of path patching, for all edges at once.
 
-1. M is the log-odds of the label that the clean run predicts: the KL divergence has no first order
-   there, and the log-probability of a confident answer has next to none. One forward and one
-   backward pass give M's gradient with respect to every receiver's own input: each head's q, k and
-   v, each MLP's input, the classifier's. A language model predicts a token: M is its log-odds
-   against all others of the vocabulary.
+1. M is a metric with a derivative (`hc_lens.metrics`). By default it is the margin, the log-odds of
+   the label or token that the clean run predicts: the KL divergence has no first order there, and
+   the log-probability of a confident answer has next to none. One forward and one backward pass
+   give M's gradient with respect to every receiver's own input: each head's q, k and v, each MLP's
+   input, the classifier's.
 2. An edge's attribution is that gradient times the change of the input by the sender's replaced
    contribution, to first order (Nanda 2023; Syed, Rager and Conmy 2023): with frozen norms the
    change itself, which is linear; with recomputed norms its derivative. So it is the derivative of
-   `edge_effects`' margin_change, if the sender were replaced by a small part.
+   the change of M in `edge_effects`, if the sender were replaced by a small part.
 3. ``steps=n`` integrates (Sundararajan et al. 2017): for each sender the gradients are averaged
    over n runs in which it is replaced by the shares (i + 1/2)/n. With recomputed norms the
    attributions of a sender's edges then add up to the effect of ablating it, as n grows.
@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,12 +37,26 @@ from hc_lens.analyses.composition.receivers import (
     as_receivers,
     as_senders,
 )
-from hc_lens.errors import HcLensError, check_count
+from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import Totals, log_odds, over_cases
-from hc_lens.protocols import BatchesLike, Model
+from hc_lens.metrics import (
+    KL,
+    MARGIN,
+    SMOOTH,
+    Metric,
+    Totals,
+    over_cases,
+    row_values,
+    smooth_metric,
+)
+from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import UnitSet
+
+Measure = Callable[[Float[Tensor, "batch out"]], Float[Tensor, "batch"]]
+"""A metric of the rows of one batch."""
+ATTRIBUTED = tuple(name for name in SMOOTH if name != KL)
+"""Metrics that can be attributed: the KL divergence has no first order at the clean run."""
 
 
 def edge_attribution(
@@ -52,16 +66,20 @@ def edge_attribution(
     senders: Iterable[UnitSet] | None = None,
     *,
     norms: Norms = "frozen",
+    metric: str | Metric = MARGIN,
     steps: int = 0,
     limit: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """The attribution of every edge: sender, receiver, kind, dataset, case, n, attribution.
 
-    Compare with `margin_change` of `edge_effects`: same sign, same units (nats).
+    Compare with the change of the same metric in `edge_effects`, such as `margin_change`: same
+    sign, same units.
 
     Args:
         model, datasets, means, senders, norms, limit, progress: as in `edge_effects`.
+        metric: what is attributed: the name of a metric with a derivative, or a function of
+            (logits, batch) that gives one number per row.
         steps: points of the integral. With 0 two forward passes and a backward pass over a batch
             serve all edges; otherwise every sender costs `steps` of both.
     """
@@ -70,22 +88,45 @@ def edge_attribution(
     named = limited_batches(datasets, engine.source, limit)
     edges = {sender: as_receivers(model, sender) for sender in as_senders(model, senders)}
     how = "tangent" if norms == "recomputed" else "frozen"
-    totals = Totals(edge_keys(edges), (ATTRIBUTION,))
+    check_attributed(metric)
+    # Under the metric's own name, so that rows without a label count as they do for the metric.
+    column = ATTRIBUTION if callable(metric) else metric
+    totals = Totals(edge_keys(edges), (column,))
     for name, batch, clean in engine.passes(named, progress, "attribution"):
-        values = torch.cat(_attributions(clean, edges, how, steps))
-        totals.add(name, batch.cases, batch.labels, {ATTRIBUTION: values})
-    return totals.table()
+        values = torch.cat(
+            _attributions(clean, edges, how, steps, _measure(metric, named[name], batch, clean))
+        )
+        totals.add(name, batch.cases, batch.labels, {column: values})
+    return totals.table().rename(columns={column: ATTRIBUTION})
+
+
+def check_attributed(metric: str | Metric) -> None:
+    """Raise an HcLensError for a metric that has no derivative at the clean run."""
+    if callable(metric):
+        return
+    check_choice("a metric with a derivative at the clean run", metric, ATTRIBUTED)
+
+
+def _measure(metric: str | Metric, batches: BatchesLike, batch: BatchLike, clean: Pass) -> Measure:
+    """The metric of the rows of a batch, as a function of their logits."""
+    if not callable(metric):
+        metric = smooth_metric(metric, batches, lambda _: clean.logits)
+    return lambda logits: row_values(metric, logits, batch)
 
 
 def _attributions(
-    clean: Pass, edges: Mapping[Sender, Sequence[Receiver]], how: How, steps: int
+    clean: Pass,
+    edges: Mapping[Sender, Sequence[Receiver]],
+    how: How,
+    steps: int,
+    measure: Measure,
 ) -> list[Float[Tensor, "edges batch"]]:
     """The attributions of each sender's edges on each row."""
-    plain = [] if steps else [LeafPass(clean)]
+    plain = [] if steps else [LeafPass(clean, measure)]
     values = []
     for sender, found in edges.items():
         shares = ((step + 0.5) / steps for step in range(steps))
-        passes = plain or (LeafPass(clean, sender, share) for share in shares)
+        passes = plain or (LeafPass(clean, measure, sender, share) for share in shares)
         made = [each.of_edges(sender, found, how) for each in passes]
         values.append(sum(made, start=torch.zeros(())) / len(made))
     return values
@@ -94,19 +135,17 @@ def _attributions(
 class LeafPass(Pass):
     """A pass whose every receiver has an input of its own to take a gradient of."""
 
-    def __init__(self, clean: Pass, sender: Sender = (), share: float = 0.0):
+    def __init__(self, clean: Pass, measure: Measure, sender: Sender = (), share: float = 0.0):
         """Run forward and backward; with a sender replaced by a share of its replacement."""
         super().__init__(clean.view, clean.stream, removed=sender)
         self._clean, self._share = clean, share
         self._leaves: dict[tuple[int | None, str], Tensor] = {}
-        with torch.no_grad():
-            predicted = clean.logits.argmax(-1)
         with torch.enable_grad():
             self.run()
-            margin = log_odds(self.logits.log_softmax(-1), predicted).sum()
+            measured = measure(self.logits).sum()
         # The inputs of a replaced unit have no gradient: nobody hears them.
         leaves = list(self._leaves.values())
-        found = torch.autograd.grad(margin, leaves, materialize_grads=True)
+        found = torch.autograd.grad(measured, leaves, materialize_grads=True)
         self.gradients = dict(zip(self._leaves, found, strict=True))
 
     def heard(self, kind: str, value: Input, run: LayerRun | None = None) -> Input:
@@ -146,15 +185,17 @@ class LeafPass(Pass):
         return torch.stack(rows).double()
 
 
-def agreement(exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20) -> pd.DataFrame:
+def agreement(
+    exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20, change: str = "margin_change"
+) -> pd.DataFrame:
     """Spearman's rank correlation of attributions with exact changes, per dataset.
 
     Columns: dataset, edges (``"top"``: the `top` edges with the largest exact change in size;
     ``"all"``), n, spearman. The tables of `edge_effects` and `edge_attribution` on the same rows
-    are averaged over their cases first.
+    are averaged over their cases first; `change` names the exact change of the attributed metric.
     """
     by = ["dataset", *EDGE]
-    changes = over_cases(exact, by, ["margin_change"])
+    changes = over_cases(exact, by, [change])
     merged = changes.merge(over_cases(attributed, by, [ATTRIBUTION]), on=by)
     if merged.empty:
         raise HcLensError(
@@ -163,8 +204,8 @@ def agreement(exact: pd.DataFrame, attributed: pd.DataFrame, top: int = 20) -> p
         )
     rows = []
     for dataset, part in merged.groupby("dataset", sort=False):
-        ordered = part.sort_values("margin_change", key=abs, ascending=False)
+        ordered = part.sort_values(change, key=abs, ascending=False)
         for name, chosen in (("top", ordered.head(top)), ("all", ordered)):
-            found: Any = spearmanr(chosen["margin_change"], chosen[ATTRIBUTION])
+            found: Any = spearmanr(chosen[change], chosen[ATTRIBUTION])
             rows.append((dataset, name, len(chosen), float(found.statistic)))
     return pd.DataFrame(rows, columns=["dataset", "edges", "n", "spearman"])

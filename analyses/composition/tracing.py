@@ -25,12 +25,13 @@ from hc_lens.analyses.composition.exact import (
     EDGE,
     MEASURES,
     TOTAL,
+    change_of,
     edge_effects,
     joint_effects,
     strongest,
 )
 from hc_lens.analyses.composition.figures import figure
-from hc_lens.analyses.composition.gradient import agreement, edge_attribution
+from hc_lens.analyses.composition.gradient import agreement, check_attributed, edge_attribution
 from hc_lens.analyses.composition.receivers import (
     INPUTS,
     WHOLE,
@@ -42,13 +43,13 @@ from hc_lens.analyses.composition.receivers import (
 from hc_lens.analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import KL, over_cases
+from hc_lens.metrics import KL, NAMED, over_cases
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.records import json_bytes, read_table, sealed, table_bytes, unsealed, write_file
 from hc_lens.scans.scan import scan
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units
 
-FORMAT = "hc_lens.composition.2"
+FORMAT = "hc_lens.composition.3"
 _TABLES = ("edges", "explained", "dependents", "agreement")
 _COMPARED = [KL, "accuracy_change", "margin_change"]
 _HEAD_COLUMNS = ["head", "dataset", "case", "n", *MEASURES, "ablated_kl", "ablated_accuracy_change"]
@@ -62,9 +63,11 @@ class Trace:
     """The core units, in the order in which the model runs them."""
     norms: str
     """How contributions passed layer norms."""
+    metric: str
+    """The metric whose change was attributed."""
     edges: pd.DataFrame
-    """For each edge, dataset and case the columns of `edge_effects`, attribution (of the
-    margin_change), weight_score and weight_excess (over random bases; NaN for an MLP's edges)."""
+    """For each edge, dataset and case the columns of `edge_effects`, attribution (of the change of
+    the metric), weight_score and weight_excess (over random bases; NaN for an MLP's edges)."""
     explained: pd.DataFrame
     """sender, patched (``top`` or ``all``), receivers, n_edges, dataset, case, n; kl,
     accuracy_change and margin_change of the joint patch, the same of ablating the sender as
@@ -74,7 +77,7 @@ class Trace:
     ablated_kl, ablated_accuracy_change of ablating the head. The most dependent heads first."""
     agreement: pd.DataFrame
     """dataset, edges (``top`` 20 or ``all``), n, spearman: rank correlation of attribution with
-    margin_change."""
+    the exact change."""
 
     def strongest(self, n: int = 10, dataset: str | None = None) -> pd.DataFrame:
         """The n edges with the largest mean KL divergence, over all datasets or in one."""
@@ -91,7 +94,8 @@ class Trace:
         tables = {name: table_bytes(getattr(self, name)) for name in _TABLES}
         for name, content in tables.items():
             write_file(path / f"{name}.csv", content)
-        about = {"format": FORMAT, "core": list(self.core), "norms": self.norms}
+        about = {name: getattr(self, name) for name in ("core", "norms", "metric")}
+        about["format"] = FORMAT
         write_file(path / "trace.json", json_bytes(sealed(about, *tables.values())))
         return path
 
@@ -110,7 +114,7 @@ class Trace:
                 f"expected a folder that Trace.save wrote ({FORMAT}), got {path}: {error}; trace "
                 "again, or check the path"
             ) from error
-        return cls(tuple(about["core"]), about["norms"], **tables)
+        return cls(tuple(about["core"]), about["norms"], about["metric"], **tables)
 
 
 def trace(
@@ -131,11 +135,13 @@ def trace(
     space.indices(units)
     if not units:
         raise HcLensError("expected at least one core unit, got none; give core=['L0.H6', ...]")
+    check_attributed(config.metric)
     given = (model, datasets, means)
     settings: dict[str, Any] = {"limit": config.limit, "progress": progress}
     patching: dict[str, Any] = {"norms": config.norms, **settings}
-    exact = edge_effects(*given, units, **patching)
-    found = edge_attribution(*given, units, steps=config.steps, **patching)
+    metric = NAMED[config.metric]  # one metric has two names; its column has one
+    exact = edge_effects(*given, units, metrics=[metric], **patching)
+    found = edge_attribution(*given, units, metric=metric, steps=config.steps, **patching)
     joint = joint_effects(*given, _paths(exact, config.top), **patching)
     dependents = pd.DataFrame(columns=_HEAD_COLUMNS)
     others = [head for head in space.heads if head not in units]
@@ -146,10 +152,11 @@ def trace(
     return Trace(
         core=tuple(map(str, units)),
         norms=config.norms,
+        metric=config.metric,
         edges=_with_scores(exact, found, model, units),
         explained=_explained(joint),
         dependents=dependents,
-        agreement=agreement(exact, found),
+        agreement=agreement(exact, found, change=change_of(metric)),
     )
 
 

@@ -13,9 +13,11 @@ import hc_lens as hc
 from hc_lens import metrics
 from hc_lens.analyses import composition
 from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.exact import EDGE
 from hc_lens.analyses.composition.passes import PathView
 from hc_lens.analyses.composition.receivers import Receiver, as_receivers, last_receiver
 from hc_lens.errors import HcLensError
+from hc_lens.metrics import over_cases
 from hc_lens.models.quiet import quiet
 from hc_lens.units import Unit
 from tests import tiny
@@ -185,6 +187,49 @@ def test_the_attribution_is_the_derivative_of_the_exact_effect(name, norms):
     found = composition.edge_attribution(model, batches, means, senders, **settings)
     assert (small[KEYS] == found[KEYS]).all(axis=None)
     assert np.allclose(small["margin_change"] / share, found["attribution"], atol=2e-4, rtol=1e-3)
+
+
+def first_logit(logits, batch):
+    """A metric of one's own."""
+    return logits[:, 0] * 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        ("logit_difference", "logit_change"),
+        ("probability", "probability_change"),
+        (first_logit, "own_change"),
+    ],
+)
+def test_the_attribution_of_another_metric_is_the_derivative_of_its_change(gpt2, metric, change):
+    (model, batches, means), share = gpt2, 1e-6
+    more = {"metrics": {"own": first_logit, "probability": "probability"}, **SILENT}
+    small = composition.edge_effects(model, batches, Partly(means, share), ["L0.H1"], **more)
+    found = composition.edge_attribution(*gpt2, ["L0.H1"], metric=metric, **SILENT)
+    assert (small[KEYS] == found[KEYS]).all(axis=None)
+    assert np.allclose(small[change] / share, found["attribution"], atol=2e-4, rtol=1e-3)
+
+
+def test_a_metric_without_a_first_order_is_not_attributed(gpt2):
+    said = "a metric with a derivative at the clean run"
+    with pytest.raises(HcLensError, match=said):
+        composition.edge_attribution(*gpt2, metric="kl", **SILENT)
+    with pytest.raises(HcLensError, match=said):
+        composition.trace(*gpt2, ["L0.H1"], composition.TraceConfig(metric="accuracy"), **SILENT)
+
+
+def test_a_trace_attributes_the_metric_that_it_is_asked_for(gpt2):
+    config = composition.TraceConfig(metric="logit_difference")
+    found = composition.trace(*gpt2, ["L0.H1"], config, **SILENT)
+    settings = {"metric": "logit", "norms": "recomputed", **SILENT}
+    alone = composition.edge_attribution(*gpt2, ["L0.H1"], **settings)
+    assert found.metric == "logit_difference"
+    assert np.allclose(found.edges["attribution"], alone["attribution"])
+    every = over_cases(found.edges, EDGE, ["logit_change", "attribution"])
+    (row,) = found.agreement[found.agreement["edges"] == "all"].to_dict("records")
+    expected = every["logit_change"].corr(every["attribution"], "spearman")
+    assert row["spearman"] == pytest.approx(expected)
 
 
 @pytest.mark.slow
