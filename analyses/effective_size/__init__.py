@@ -14,7 +14,9 @@ Section 5 and Figure 6 of Bhaskar, Friedman and Chen (2024).
    ``"seeds-last"`` each seed is compared on its own, and the sizes are averaged. The first asks
    about the typical subnetwork, where a good seed makes up for a bad one; the second gives every
    seed its own size and shows how far they lie apart.
-5. Flags say when the number is not what it seems: a model at its *floor*, for one, does no better
+5. Instead of the accuracy, another `measure` of the table can be compared, such as the KL
+   divergence, whose margin is in its own unit.
+6. Flags say when the number is not what it seems: a model at its *floor*, for one, does no better
    than chance, and then a subnetwork that knows nothing is faithful.
 
 `SizeConfig()` is the text of the paper, `SizeConfig.published()` what the paper's public code
@@ -33,7 +35,9 @@ import numpy as np
 import pandas as pd
 
 from hc_lens.analyses.tables import (
+    ACCURACY,
     RUN,
+    SHARES,
     FullModels,
     RunTable,
     full_table,
@@ -45,6 +49,8 @@ from hc_lens.errors import HcLensError, check_choice
 
 Average = Literal["seeds-first", "seeds-last"]
 """Accuracies averaged over seeds and compared once, or each seed compared and sizes averaged."""
+LOWER = ("kl", "loss")
+"""Measures of which less is better."""
 ROUNDING = 1e-9
 """A drop of exactly the margin is one, whatever the last bit of the difference."""
 
@@ -54,7 +60,11 @@ class SizeConfig:
     """When a subnetwork does what the model does, and on which rows."""
 
     margin: float = 0.03
-    """How far from the full model a subnetwork may be, as a fraction."""
+    """How far from the full model a subnetwork may be, as a fraction, or in units of the measure.
+    """
+    measure: str = ACCURACY
+    """What is compared: a column of the runs, such as accuracy, kl, agreement or, of a sweep with
+    metrics, logit_difference."""
     average: Average = "seeds-first"
     """What is averaged over seeds: accuracies (as in the paper), or sizes."""
     monotone: bool = False
@@ -77,10 +87,15 @@ class SizeConfig:
 
     def __post_init__(self) -> None:
         check_choice("average", self.average, get_args(Average))
-        if not 0 <= self.margin < 1:
+        if not 0 <= self.margin < (1 if self.measure in SHARES else math.inf):
             raise HcLensError(
                 "expected the margin as a fraction of 0 or more and below 1, got "
                 f"{self.margin}; 3 points are 0.03"
+            )
+        if self.chance and self.measure != ACCURACY:
+            raise HcLensError(
+                f"expected no chance levels with the measure {self.measure!r}, as they are those "
+                f"of the accuracy, got {dict(self.chance)}; leave them out"
             )
         unknown = [name for name in self.chance if name not in (self.id, self.ood)]
         if unknown:
@@ -101,6 +116,10 @@ class SizeConfig:
         """
         choices = {"average": "seeds-last", "one_sided": True, "strict": True, "pooled": True}
         return cls(**{**choices, **changes})
+
+    def drop(self, full: Any, found: Any) -> Any:
+        """How much worse a subnetwork is than its full model; negative if it is better."""
+        return found - full if self.measure in LOWER else full - found
 
     def passes(self, drop: pd.Series) -> pd.Series:
         """Whether a subnetwork with this drop does what the model does; not if it is NaN."""
@@ -125,8 +144,8 @@ def effective_size(
         std: of the sizes over seeds, with n - 1; NaN with seeds-first.
         sparsity: the largest that passes, 0 if none does; with seeds-last, the mean over seeds.
         full: the full model's accuracy on the target.
-        accuracy: mean over seeds at that sparsity (the full model's if none passes); NaN with
-            seeds-last.
+        accuracy (or the measure that was asked for): mean over seeds at that sparsity (the full
+            model's if none passes); NaN with seeds-last.
         seeds: number of seeds in the comparison, of the sparsity with the fewest.
         ceiling: the grid's largest sparsity passes, so the true size may be smaller.
         none_passes: no sparsity passes; the true size lies above that of the smallest sparsity.
@@ -136,17 +155,17 @@ def effective_size(
         non_monotone: a sparsity passes although a smaller one fails.
         With seeds-last, a flag is True if it is True for any seed.
     """
-    runs = run_table(table)
-    levels = _levels(runs, config)
+    runs, measure = run_table(table, config.measure), config.measure
+    levels = _levels(runs, config) if measure == ACCURACY else {}
     rows = []
     groups: Any = compare(runs, full, config).groupby(["checkpoint", "target"], sort=False)
     for (checkpoint, target), part in groups:
         whole, level = part["full"].iloc[0], levels.get(target)
         floor = pd.NA if level is None else bool(whole <= level + config.margin + ROUNDING)
-        missing = int(part["accuracy"].isna().sum())
+        missing = int(part[measure].isna().sum())
         about = {"checkpoint": checkpoint, "target": target, "full": whole}
         rows.append({**about, **_size(part, config), "floor": floor, "missing": missing})
-    names = ("checkpoint", "target", "effective_size", "std", "sparsity", "full", "accuracy")
+    names = ("checkpoint", "target", "effective_size", "std", "sparsity", "full", measure)
     flags = ("seeds", "ceiling", "none_passes", "floor", "missing", "non_monotone")
     return pd.DataFrame(rows)[[*names, *flags]].astype({"floor": "boolean"})
 
@@ -154,10 +173,11 @@ def effective_size(
 def compare(table: RunTable, full: FullModels, config: SizeConfig = DEFAULTS) -> pd.DataFrame:
     """Every run of the grid against its full model: the numbers behind `effective_size`.
 
-    Columns: checkpoint, target, sparsity, seed, full, accuracy (NaN if the run or one of its cases
-    is missing), drop (full - accuracy), passes.
+    Columns: checkpoint, target, sparsity, seed, full, accuracy or the measure that was asked for
+    (NaN if the run or one of its cases is missing), drop (how much worse than full), passes.
     """
-    runs, whole = run_table(table), full_table(full)
+    measure = config.measure
+    runs, whole = run_table(table, measure), full_table(full, measure)
     order = [name for name in whole["checkpoint"].unique() if name in set(runs["checkpoint"])]
     grid = pd.MultiIndex.from_product(
         [order, sorted(runs["sparsity"].unique()), sorted(runs["seed"].unique())], names=RUN
@@ -175,9 +195,9 @@ def compare(table: RunTable, full: FullModels, config: SizeConfig = DEFAULTS) ->
     compared = compared.sort_values(
         "checkpoint", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
     )
-    compared["drop"] = compared["full"] - compared["accuracy"]
+    compared["drop"] = config.drop(compared["full"], compared[measure])
     compared["passes"] = config.passes(compared["drop"])
-    names = ["checkpoint", "target", "sparsity", "seed", "full", "accuracy", "drop", "passes"]
+    names = ["checkpoint", "target", "sparsity", "seed", "full", measure, "drop", "passes"]
     return compared.loc[:, names]
 
 
@@ -223,43 +243,44 @@ def _rows(
 
 def _means(part: pd.DataFrame, whole: pd.DataFrame, grid: pd.MultiIndex) -> pd.DataFrame:
     """Mean over cases of each run of the grid and of its full model; NaN unless all are there."""
-    with_full(part, whole)  # refuses runs without their full model
+    measure = whole.columns[-1]
+    with_full(part, whole, measure)  # refuses runs without their full model
     wanted = part["case"].unique()
-    grouped: Any = part.groupby(list(RUN))["accuracy"]
-    accuracy = grouped.mean().where(grouped.count() == len(wanted)).reindex(grid)
+    grouped: Any = part.groupby(list(RUN))[measure]
+    found = grouped.mean().where(grouped.count() == len(wanted)).reindex(grid)
     inside = whole.loc[(whole["dataset"] == part["dataset"].iloc[0]) & whole["case"].isin(wanted)]
-    by_model: Any = inside.groupby("checkpoint")["accuracy"]
+    by_model: Any = inside.groupby("checkpoint")[measure]
     known = by_model.mean().reindex(grid.get_level_values("checkpoint"))
-    return pd.DataFrame({"full": known.to_numpy(), "accuracy": accuracy.to_numpy()}, index=grid)
+    return pd.DataFrame({"full": known.to_numpy(), measure: found.to_numpy()}, index=grid)
 
 
 def _size(part: pd.DataFrame, config: SizeConfig) -> dict[str, Any]:
     """The size of one checkpoint on one target, with its flags."""
     full, averaged = part["full"].iloc[0], config.average == "seeds-first"
-    by_sparsity: Any = part.groupby("sparsity")["accuracy"]
-    by_seed: Any = part.set_index("sparsity").groupby("seed")["accuracy"]
+    by_sparsity: Any = part.groupby("sparsity")[config.measure]
+    by_seed: Any = part.set_index("sparsity").groupby("seed")[config.measure]
     curves = [by_sparsity.mean()] if averaged else [curve for _, curve in by_seed]
     found = [_largest(curve, full, config) for curve in curves if curve.notna().any()]
     flags = ("ceiling", "none_passes", "non_monotone")
     size = {name: any(one[name] for one in found) for name in flags}
     sparsities = pd.Series([one["sparsity"] for one in found], dtype=float)
     size |= {"sparsity": sparsities.mean(), "effective_size": 100 * (1 - sparsities.mean())}
-    size |= {"std": 100 * sparsities.std(), "accuracy": math.nan, "seeds": len(found)}
+    size |= {"std": 100 * sparsities.std(), config.measure: math.nan, "seeds": len(found)}
     if averaged:
         otherwise = full if size["none_passes"] else math.nan
-        size["accuracy"] = curves[0].get(size["sparsity"], otherwise)
+        size[config.measure] = curves[0].get(size["sparsity"], otherwise)
         size["seeds"] = int(by_sparsity.count().min())
     return size
 
 
-def _largest(accuracy: pd.Series, full: float, config: SizeConfig) -> dict[str, Any]:
-    """The largest sparsity that passes on a curve of accuracies by rising sparsity."""
-    passes = config.passes(full - accuracy).to_numpy()
+def _largest(curve: pd.Series, full: float, config: SizeConfig) -> dict[str, Any]:
+    """The largest sparsity that passes on a curve of the measure by rising sparsity."""
+    passes = config.passes(config.drop(full, curve)).to_numpy()
     last = int(np.flatnonzero(passes).max(initial=-1))
     n = int(np.cumprod(passes).sum()) if config.monotone else last + 1
-    known = passes[accuracy.notna().to_numpy()].astype(int)
+    known = passes[curve.notna().to_numpy()].astype(int)
     return {
-        "sparsity": float(accuracy.index[n - 1]) if n else 0.0,
+        "sparsity": float(curve.index[n - 1]) if n else 0.0,
         "ceiling": n == len(passes),
         "none_passes": n == 0,
         "non_monotone": bool((np.diff(known) > 0).any()),

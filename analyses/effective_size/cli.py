@@ -58,15 +58,16 @@ def run(settings: Settings, work: Work) -> None:
         ood=settings.ood_name or None,
         chance={name: 1 / count for name, count in labels.items() if name and count},
     )
-    runs, full = _tables(settings, work)
+    runs, full = _tables(settings, work, config.measure)
     if not work.begin():
         return
     sizes = effective_size(runs, full, config)
-    work.keep(lambda folder: figure(sizes).savefig(folder / "effective-size.png", dpi=150))
+    drawing = figure(sizes, config.measure)
+    work.keep(lambda folder: drawing.savefig(folder / "effective-size.png", dpi=150))
     work.finish(sizes)
 
 
-def _tables(settings: Settings, work: Work) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _tables(settings: Settings, work: Work, measure: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The runs and the full models: those of a store, or of two CSV files."""
     chosen = settings.store
     if not chosen.store.endswith(".csv"):
@@ -78,7 +79,7 @@ def _tables(settings: Settings, work: Work) -> tuple[pd.DataFrame, pd.DataFrame]
             f"--full {settings.full}, --sparsity {chosen.sparsity}, --seeds {chosen.seeds} and "
             f"--settings {chosen.settings!r}; give --full, and choose rows in the file itself"
         )
-    tables = run_table(chosen.store), full_table(settings.full)
+    tables = run_table(chosen.store, measure), full_table(settings.full, measure)
     for name, table in zip(("runs", "full models"), tables, strict=True):
         work.reads(name, digest(table_bytes(table)), f"{len(table)} rows")
     return tables

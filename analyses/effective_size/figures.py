@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hc_lens.analyses.style import BLUE, GREEN, ORANGE, RED, legend, panels
+from hc_lens.analyses.tables import ACCURACY, SHARES
 from hc_lens.errors import HcLensError
 
 STYLES = {
@@ -22,13 +23,15 @@ STYLES = {
 """Colour, mark and name of each target, and how far to the side of the checkpoint it is drawn."""
 
 
-def figure(table: pd.DataFrame) -> Figure:
-    """The table of `effective_size`: size and full-model accuracy by checkpoint."""
+def figure(table: pd.DataFrame, measure: str = ACCURACY) -> Figure:
+    """The table of `effective_size`: size and the full model's measure by checkpoint."""
     missing = [name for name in ("effective_size", "target", "floor") if name not in table]
     if missing or table.empty:
         raise HcLensError(
             f"expected the table of effective_size(...), got one without {missing or 'rows'}"
         )
+    percent = measure in SHARES
+    scale = 100 if percent else 1
     names = list(dict.fromkeys(table["checkpoint"]))
     position = {name: number for number, name in enumerate(names)}
     drawing, (upper, lower) = panels((7.0, 5.4), rows=2, sharex=True, height_ratios=(2, 1))
@@ -43,11 +46,12 @@ def figure(table: pd.DataFrame) -> Figure:
         for x, size, flag in zip(at, sizes, flagged(rows), strict=True):
             fill = "white" if flag else colour
             upper.plot(x, size, mark, color=fill, markeredgecolor=colour, mew=1.8, ms=7, zorder=3)
-        lower.plot(at, 100 * rows["full"], f"{mark}-", color=colour, markersize=5)
+        lower.plot(at, scale * rows["full"], f"{mark}-", color=colour, markersize=5)
         upper.plot([], [], f"{mark}-", color=colour, label=label)
     upper.plot([], [], "o", color="white", markeredgecolor="0.3", mew=1.8, label="flagged")
     upper.set(ylabel="effective size (% of units)", ylim=(0, 104))
-    lower.set(ylabel="full model (%)", xlabel="checkpoint", ylim=(-5, 105))
+    lower.set(ylabel="full model (%)" if percent else f"full model\n({measure})")
+    lower.set(xlabel="checkpoint", **({"ylim": (-5, 105)} if percent else {}))
     lower.set_xticks(range(len(names)), list(map(str, names)))
     for axes in (upper, lower):
         axes.grid(axis="y", color="0.9")

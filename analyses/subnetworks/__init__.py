@@ -13,7 +13,8 @@ Section 4 of Bhaskar, Friedman and Chen (2024).
    preference for some layers is no longer evidence of a core.
 4. `jaccard` compares subnetworks two by two. `early_core` asks whether the core of a checkpoint
    from before the model generalised is still in the final one.
-5. `spread` and `by_sparsity` are about the accuracies of the runs, case by case. `by_side` puts the
+5. `spread` and `by_sparsity` are about the accuracies of the runs, or another measure of them, case
+   by case. `by_side` puts the
    cases that the heuristic gets right beside those that it gets wrong: a subnetwork that gives one
    answer to everything gains on one side what it loses on the other.
 
@@ -38,6 +39,7 @@ from scipy.stats import hypergeom
 from hc_lens.analyses.statistics import Correlation, rank_correlation
 from hc_lens.analyses.tables import (
     ABOUT,
+    ACCURACY,
     CELL,
     RUN,
     FullModels,
@@ -275,27 +277,30 @@ def early_core(
     return EarlyCore(tuple(first), tuple(last), tuple(shared), share, expected, tail)
 
 
-def spread(table: RunTable, full: FullModels) -> pd.DataFrame:
-    """How far seeds of one sparsity lie apart (Tables 5 and 7), as fractions.
+def spread(table: RunTable, full: FullModels, measure: str = ACCURACY) -> pd.DataFrame:
+    """How far seeds of one sparsity lie apart (Tables 5 and 7), accuracies as fractions.
 
     Columns: checkpoint, sparsity (as it was asked for), dataset, case, side and n if the table has
     them, full (the full model's accuracy), min, max, mean, std (over seeds, with n - 1; NaN for one
-    seed), seeds (their number; runs that are missing do not count).
+    seed), seeds (their number; runs that are missing do not count). Another `measure` is a column
+    of the runs, such as ``"kl"``.
     `hc_lens.analyses.tables` says what the tables of the runs and of the full models have.
     """
-    return _summary(with_full(table, full), ["checkpoint"], ["sparsity", *CELL, "full"])
+    runs = with_full(table, full, measure)
+    return _summary(runs, ["checkpoint"], ["sparsity", *CELL, "full"], measure)
 
 
-def by_sparsity(table: RunTable, full: FullModels) -> pd.DataFrame:
+def by_sparsity(table: RunTable, full: FullModels, measure: str = ACCURACY) -> pd.DataFrame:
     """Accuracy against sparsity, a curve for each checkpoint, dataset and case (Figure 4).
 
     Columns: checkpoint, dataset, case, sparsity, side and n if the table has them, min, max, mean,
-    std, seeds. Every curve begins with the full model at sparsity 0.
+    std, seeds. Every curve begins with the full model at sparsity 0. Another `measure` is a column
+    of the runs, such as ``"kl"``.
     """
-    runs, curve = with_full(table, full), ["checkpoint", *CELL]
+    runs, curve = with_full(table, full, measure), ["checkpoint", *CELL]
     start = runs.drop_duplicates(curve)
-    start = start.assign(accuracy=start["full"], sparsity=0.0)
-    return _summary(pd.concat([start, runs]), curve, ["sparsity"])
+    start = start.assign(**{measure: start["full"], "sparsity": 0.0})
+    return _summary(pd.concat([start, runs]), curve, ["sparsity"], measure)
 
 
 def by_side(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
@@ -331,12 +336,12 @@ def by_side(table: pd.DataFrame, full: FullModels) -> pd.DataFrame:
     return joined.loc[joined["balanced"].notna(), order].reset_index(drop=True)
 
 
-def _summary(table: pd.DataFrame, curve: list[str], along: list[str]) -> pd.DataFrame:
-    """Accuracies over seeds, with the sparsities of each curve in order."""
+def _summary(table: pd.DataFrame, curve: list[str], along: list[str], measure: str) -> pd.DataFrame:
+    """A measure over seeds, with the sparsities of each curve in order."""
     about = {name: (name, "first") for name in ABOUT if name in table}
-    measures = {name: ("accuracy", name) for name in ("min", "max", "mean", "std")}
+    measures = {name: (measure, name) for name in ("min", "max", "mean", "std")}
     cells: Any = table.groupby([*curve, *along], sort=False)
-    found: Any = cells.agg(**about, **measures, seeds=("accuracy", "count")).reset_index()
+    found: Any = cells.agg(**about, **measures, seeds=(measure, "count")).reset_index()
     curves = [
         part.sort_values("sparsity", kind="stable") for _, part in found.groupby(curve, sort=False)
     ]

@@ -29,6 +29,8 @@ class Settings:
     """Checkpoint from before generalisation, to compare the core with."""
     fraction: float = 1.0
     """Share of the subnetworks that a core head is in."""
+    measure: str = "accuracy"
+    """What the spread is of: a column of the runs, such as accuracy, kl or agreement."""
     output: options.Output = field(default_factory=options.Output)
     table: options.Table = field(default_factory=options.Table)
 
@@ -48,8 +50,11 @@ def run(settings: Settings, work: Work) -> None:
         found = analysis.early_core(before, chosen, settings.fraction)
         parts.append(early_text(found, settings.early, name))
     table = runs.table.loc[runs.table["checkpoint"] == name]
-    spread = analysis.spread(table, runs.full)
-    parts += ["\nspread over seeds", readable(spread.drop(columns="checkpoint"))]
+    spread = analysis.spread(table, runs.full, settings.measure)
+    parts += [
+        f"\nspread of the {settings.measure} over seeds",
+        readable(spread.drop(columns="checkpoint")),
+    ]
     sides = analysis.by_side(table, runs.full) if "side" in table else None
     if sides is not None and len(sides):
         # Runs on prompts say no labels.

@@ -72,6 +72,7 @@ class Settings:
     loading: options.Loading = field(default_factory=options.Loading)
     evaluation: Evaluation = field(default_factory=Evaluation)
     ood: options.Ood = field(default_factory=options.Ood)
+    more: options.Metrics = field(default_factory=options.Metrics)
     preset: Preset = field(default_factory=Preset)
     pruning: Pruning = field(default_factory=Pruning)
     store: str | None = None
@@ -111,6 +112,7 @@ class Settings:
             sparsities=self.sparsity,
             seeds=self.seeds,
             prune=self.preset.prune(self.pruning),
+            metrics=self.more.checked(),
             model_labels=self.loading.model_labels,
         )
 
@@ -166,10 +168,11 @@ def by_seed(table: pd.DataFrame) -> pd.DataFrame:
     accuracy of the friendly and of the adversarial ones follows, the balanced accuracy, which is
     the mean of both, and the label that is said most often.
     """
-    from hc_lens.metrics import by_side, over_cases
+    from hc_lens.metrics import NAMED, by_side, over_cases
 
     keys = ["checkpoint", "sparsity", "dataset"]
-    each: Any = over_cases(table, [*keys, "seed"], ("accuracy", "kl", "agreement"))
+    further = [name for name in table.columns if name in NAMED and name != "accuracy"]
+    each: Any = over_cases(table, [*keys, "seed"], ("accuracy", *further))
     means = (
         each.groupby(keys, sort=False)
         .agg(
@@ -178,8 +181,7 @@ def by_seed(table: pd.DataFrame) -> pd.DataFrame:
             accuracy=("accuracy", "mean"),
             lowest=("accuracy", "min"),
             highest=("accuracy", "max"),
-            kl=("kl", "mean"),
-            agreement=("agreement", "mean"),
+            **{name: (name, "mean") for name in further},
         )
         .reset_index()
     )

@@ -38,6 +38,8 @@ class SweepConfig:
     prune: Mapping[str, Any] = field(default_factory=dict)
     """`PruneConfig` settings other than sparsity and seed; ``preset = "reference"`` starts from
     those of the public code."""
+    metrics: tuple[str, ...] = ()
+    """What else every subnetwork and full model is scored by, such as ``logit_difference``."""
     means: DataSpec | None = None
     """Rows of the mean activations; None for those of `train`."""
     model_labels: tuple[str, ...] = ()
@@ -68,6 +70,10 @@ class SweepConfig:
                 f"expected a loss with a name ({', '.join(get_args(LossName))}) in a sweep, got a "
                 "function, which another process cannot read; call hc.prune for each run instead"
             )
+        if self.metrics:
+            from hc_lens.metrics import check_metrics
+
+            check_metrics(self.metrics)
         for sparsity in self.sparsities:
             self.prune_config(sparsity, self.seeds[0])
 

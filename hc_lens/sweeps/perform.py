@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 
 from hc_lens.data.batches import Batches
@@ -39,7 +40,7 @@ from hc_lens.sweeps.runs import (
     prepared_key,
     read_record,
     run_parts,
-    with_shares,
+    with_others,
     write_record,
 )
 from hc_lens.version import __version__
@@ -90,10 +91,23 @@ class Loaded:
             "train": self.train.fingerprint,
             "means": self.means_rows.fingerprint,
             "evaluation": {key: _evaluated(batches) for key, batches in self.data.items()},
+            # Named only where there are any, so that runs without them keep their keys.
+            **({"metrics": list(config.metrics)} if config.metrics else {}),
         }
         self.teacher = Teacher(self.model)
         self.teachers = {key: Teacher(self.model) for key in self.data}
         self.means: Means | None = None
+
+    def evaluate(self, **chosen: Any) -> pd.DataFrame:
+        """The evaluation of the full model, and of a subnetwork if one is given."""
+        return evaluate(
+            self.model,
+            self.data,
+            metrics=self.config.metrics,
+            teachers=self.teachers,
+            progress=False,
+            **chosen,
+        )
 
     def where(self) -> dict[str, Any]:
         """Where results come from, beyond what decides them."""
@@ -108,12 +122,12 @@ class Loaded:
             record = read_record(store, PREPARED, key)
             if record is None:
                 means = collect_means(self.model, self.means_rows, progress=False)
-                table = evaluate(self.model, self.data, teachers=self.teachers, progress=False)
+                table = self.evaluate()
                 record = write_record(
                     store,
                     PREPARED,
                     {"key": key, **self.inputs, **self.where()},
-                    with_shares(table, FULL_COLUMNS),
+                    with_others(table, FULL_COLUMNS),
                     lambda folder: means.save(folder / MEANS),
                 )
             # Read back even when just computed: every run of every process sees the stored bytes.
@@ -131,15 +145,8 @@ class Loaded:
         means = self.prepare(store)
         config = self.config.prune_config(task.sparsity, task.seed)
         sub = prune(self.model, self.train, means, config, teacher=self.teacher, progress=False)
-        table = evaluate(
-            self.model,
-            self.data,
-            means=means,
-            subnetwork=sub,
-            teachers=self.teachers,
-            progress=False,
-        )
-        table = with_shares(table.loc[table["subnetwork"] != FULL], MEASURES)
+        table = self.evaluate(means=means, subnetwork=sub)
+        table = with_others(table.loc[table["subnetwork"] != FULL], MEASURES)
         given = plain_value(self.config.prune)
         about = {"key": task.key, **parts, "given": given, **self.where()}
         write_record(store, RUNS, about, table, sub.save)

@@ -25,7 +25,7 @@ import pandas as pd
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.means import Means
-from hc_lens.metrics import SHARE
+from hc_lens.metrics import NAMED, SHARE
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import (
     Files,
@@ -91,7 +91,8 @@ class Runs:
 
 Inputs = Mapping[str, Any]
 """Fingerprints of what a checkpoint's runs read: ``model``, ``train`` (the rows to prune on),
-``means`` (the rows of the means) and ``evaluation`` (the evaluation rows, by name)."""
+``means`` (the rows of the means), ``evaluation`` (the evaluation rows, by name) and, if there are
+any, ``metrics`` (further ones)."""
 
 
 def prepared_key(inputs: Inputs) -> str:
@@ -100,6 +101,7 @@ def prepared_key(inputs: Inputs) -> str:
     Runs that are read back say by which method they were made, and find their full model by it.
     """
     parts = {name: inputs[name] for name in ("model", "means", "evaluation")}
+    parts |= {"metrics": inputs["metrics"]} if "metrics" in inputs else {}
     return digest({"method": inputs.get("method", METHOD_VERSION), **parts})
 
 
@@ -127,7 +129,8 @@ class Record:
     def settings(self) -> str:
         """Hash of a run's rows and of its settings other than sparsity and seed."""
         parts = ("method", "train", "means", "evaluation", "given")
-        return digest([self.about[name] for name in parts])
+        further = [self.about["metrics"]] if "metrics" in self.about else []
+        return digest([*(self.about[name] for name in parts), *further])
 
     def rows(self, checkpoint: str) -> pd.DataFrame:
         """The evaluation, under one of the names of its checkpoint."""
@@ -280,12 +283,13 @@ def _names(store: Records) -> Mapping[str, list[str]]:
 
 def _joined(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """Tables under each other, with these columns."""
-    return with_shares(
+    return with_others(
         pd.concat(tables or [pd.DataFrame(columns=columns)], ignore_index=True), columns
     )
 
 
-def with_shares(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """These columns of an evaluation, and the shares of the predicted labels that it has."""
+def with_others(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """These columns of an evaluation, its further metrics, and its shares of predicted labels."""
+    further = [name for name in table.columns if name in NAMED and name not in MEASURES]
     shares = [name for name in table.columns if name.startswith(SHARE)]
-    return table.loc[:, [name for name in (*columns, *shares) if name in table]]
+    return table.loc[:, [name for name in (*columns, *further, *shares) if name in table]]

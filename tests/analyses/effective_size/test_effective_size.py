@@ -179,6 +179,28 @@ def test_better_than_the_model_by_more_than_the_margin_fails_unless_one_side_cou
     assert found(table, one_sided=True)["ood"]["sparsity"] == 0.4
 
 
+def test_another_measure_is_compared_in_its_own_unit():
+    cells = {(0.2, 1): (0.1, 0.2), (0.4, 1): (0.3, 0.2), (0.6, 1): (0.9, 4.0)}
+    table = runs(cells).rename(columns={"accuracy": "kl"})
+    whole = pd.DataFrame(full(0.9, 0.8).keys(), columns=["checkpoint", "dataset", "case"])
+    sizes = effective_size(table, whole, SizeConfig(measure="kl", margin=0.25))
+    by = {row["target"]: row for row in sizes.to_dict("records")}
+    assert by["id"]["effective_size"] == pytest.approx(80)
+    assert by["id"]["kl"] == 0.1
+    assert by["ood"]["effective_size"] == pytest.approx(60)
+    assert by["mix"]["full"] == 0
+    assert sizes["floor"].isna().all()
+    # Less is better, so on one side nothing is too little.
+    compared = compare(table, whole, SizeConfig(measure="kl", margin=0.25, one_sided=True))
+    assert compared.loc[compared["target"] == "id", "drop"].tolist() == [0.1, 0.3, 0.9]
+    assert isinstance(figure(sizes, "kl"), Figure)
+
+
+def test_chance_levels_are_those_of_the_accuracy():
+    with pytest.raises(HcLensError, match="expected no chance levels with the measure 'kl'"):
+        SizeConfig(measure="kl", chance={"id": 0.5})
+
+
 def test_cases_choose_what_ood_means():
     table = runs({(0.2, 1): (0.9, 0.8)})
     table.loc[table["case"] == "swap", "accuracy"] = 0.1

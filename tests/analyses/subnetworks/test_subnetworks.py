@@ -268,6 +268,15 @@ def test_curves_against_sparsity_begin_with_the_full_model():
     assert table["mean"].tolist() == pytest.approx([0.8, 0.1, 0.7])
 
 
+def test_the_spread_of_another_measure():
+    table = accuracies(s1=0.9, s2=0.5).assign(kl=[0.5, 2.5])
+    found = analysis.spread(table, FULL, "kl")
+    (row,) = found.to_dict("records")
+    assert (row["full"], row["min"], row["max"], row["mean"]) == (0, 0.5, 2.5, 1.5)
+    curve = analysis.by_sparsity(table, FULL, "kl")
+    assert curve["mean"].tolist() == [0, 1.5]
+
+
 def test_spread_groups_by_the_sparsity_that_was_asked_for():
     # The counts that were reached differ by a unit, and one grid was made by adding steps.
     runs = accuracies(s1=0.2, s2=0.4, s3=0.9)

@@ -116,15 +116,23 @@ def test_a_metric_that_every_table_has_is_not_shown_twice(call, language_model, 
 def test_a_sweep_of_a_language_model_is_read_by_the_analyses(call, language_model):
     line = ("--checkpoints", f"last={language_model}", "--task", "agreement", "--limit", 16)
     line = (*line, "--ood", "agreement-ood", "--evaluation-limit", 28, "--workers", 1)
+    line = (*line, "--metrics", "logit_difference")
     done = call("sweep", *line, "--sparsity", 0.5, "--seeds", "0-1", "--steps", 2, "--out", "s")
     assert done.exit_code == 0, done.output
     assert "balanced" in done.stdout
+    assert "logit_difference" in done.stdout
     assert "said" not in done.stdout
     for name in ("subnetworks", "effective-size"):
         read = call("analyse", name, "s/runs", "--out", name)
         assert read.exit_code == 0, read.output
         assert "balanced" in read.stdout
         assert "said" not in read.stdout
+    more = ("--measure", "logit_difference", "--margin", 100, "--out", "size")
+    assert call("analyse", "effective-size", "s/runs", *more).exit_code == 0
+    assert set(pd.read_csv("size/table.csv")["effective_size"]) == {50}
+    more = ("--measure", "kl", "--out", "spread")
+    assert call("analyse", "subnetworks", "s/runs", *more).exit_code == 0
+    assert set(pd.read_csv("spread/table.csv")["full"]) == {0}
 
 
 @pytest.mark.parametrize("analysis", ["superadditive", "composition"])

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import hc_lens as hc
+from hc_lens.data.specs import checkpoint_of
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import Records
 from hc_lens.sweeps import perform as work
 from hc_lens.sweeps import runs as running
-from hc_lens.sweeps.runs import COLUMNS, run_key, write_tables
+from hc_lens.sweeps.runs import COLUMNS, read_runs, run_key, write_tables
 from tests import tiny
 from tests.hc_lens.sweeps import made as sweeps
 from tests.hc_lens.sweeps.made import run
@@ -67,6 +68,27 @@ def test_the_tables_have_their_documented_shape(finished):
     assert stored.equals(expected.astype(stored.dtypes))
     assert file["settings"].nunique() == 1
     assert len(pd.read_parquet(store / "full.parquet")) == 2 * 3
+
+
+def test_further_metrics_are_columns_of_runs_and_full_models(tmp_path):
+    plain = sweeps.small()
+    config = dataclasses.replace(plain, metrics=("loss", "probability"))
+    runs = run(config, tmp_path / "s")
+    assert list(runs.table.columns[: len(COLUMNS) + 2]) == [*COLUMNS, "loss", "probability"]
+    assert {"loss", "probability"} <= {*runs.full.columns}
+    assert "kl" not in runs.full
+    model = hc.load(checkpoint_of("organism:200"))
+    rows = config.evaluation["id"].batches(model)
+    (expected,) = hc.evaluate(model, rows, metrics=["loss"], progress=False)["loss"]
+    known = runs.full.query("checkpoint == 'step-200' and dataset == 'id'")["loss"]
+    assert known.tolist() == pytest.approx([expected], abs=1e-12)
+    # Another sweep in the same store, whose runs are read back by themselves.
+    assert set(run(plain, tmp_path / "s").table["run"]).isdisjoint(runs.table["run"])
+    file = pd.read_parquet(tmp_path / "s" / "runs.parquet")
+    (settings,) = set(file.loc[file["run"].isin(runs.table["run"]), "settings"])
+    again = read_runs(tmp_path / "s", settings)
+    assert set(again.table["run"]) == set(runs.table["run"])
+    assert again.full["loss"].tolist() == runs.full["loss"].tolist()
 
 
 def test_a_run_folder_is_a_subnetwork_that_can_be_loaded(finished):
