@@ -17,6 +17,7 @@ import difflib
 import importlib
 import itertools
 import json
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -184,6 +185,14 @@ _PARSERS = {
     ".yml": ("yaml", "safe_load"),
 }
 """Module and function that read each kind of file."""
+_TOML_MARKS = re.compile(
+    # Texts, also one that nothing ends: a search that fails would begin again at every quote.
+    r'"""(?:[^\\]|\\.?)*?(?:"""|\Z)|"(?:[^"\\\n]|\\.?)*"?'
+    r"|'''.*?(?:'''|\Z)|'[^'\n]*'?"
+    r"|#[^\n]*|[][{}=,.\n]",
+    re.DOTALL,
+)
+"""What gives TOML its structure, and the texts and comments in which such marks mean nothing."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -200,7 +209,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         if len(content) > MOST_BYTES:
             raise ValueError(f"more than {MOST_BYTES} bytes")
         text = content.decode("utf-8")
-        # Before it is parsed: parsers call themselves for what is inside.
+        # Before it is parsed: parsers call themselves for what is inside, and TOML's keeps every
+        # beginning of a dotted key.
         _check_depth(_nesting_of_yaml(text) if module == "yaml" else _nesting_of_toml(text))
         values = getattr(parser, function)(text)
         _check_depth(_levels([values]))
@@ -214,15 +224,23 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def _check_depth(changes: Iterable[int]) -> None:
     """Refuse what opens more tables and lists inside each other than settings have."""
-    # Brackets in a comment may close more than was opened.
+    # What is no TOML may close more than was opened.
     depths = itertools.accumulate(changes, lambda depth, change: max(depth + change, 0))
     if any(depth > MOST_DEPTH for depth in depths):
         raise ValueError(f"more than {MOST_DEPTH} tables or lists inside each other")
 
 
 def _nesting_of_toml(text: str) -> Iterator[int]:
-    """What each bracket of TOML opens (1) or closes (-1); those in texts count too."""
-    return (1 if mark in "[{" else -1 for mark in text if mark in "[]{}")
+    """What each bracket of TOML opens (1) or closes (-1), and each dot of a key until it ends."""
+    dots = 0
+    for mark in (found[0] for found in _TOML_MARKS.finditer(text)):
+        if mark == ".":
+            dots += 1
+            yield 1
+        elif mark in "[]{}=,\n":
+            yield -dots
+            dots = 0
+            yield (mark in "[{") - (mark in "]}")
 
 
 def _nesting_of_yaml(text: str) -> Iterator[int]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hc_lens.errors import HcLensError
-from hc_lens.settings import check, check_keys, make, plain, read_settings, write_toml
+from hc_lens.settings import _PARSERS, check, check_keys, make, plain, read_settings, write_toml
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,10 @@ BAD_FILES = [
     ("work.toml", "x = " + 30_000 * "{a=", "more than 20 tables or lists inside each other"),
     ("work.toml", ".".join(21 * "a") + " = 1", "more than 20 tables or lists inside each other"),
     ("work.toml", ".".join(40_000 * ['"a"']) + " = 1", "more than 20 tables or lists inside"),
+    ("work.toml", "[" + ".".join(40_000 * "a") + "]", "more than 20 tables or lists inside"),
+    ("work.toml", "x = [" + 21 * "{a." + "b = 1", "more than 20 tables or lists inside"),
+    ("work.toml", "x = " + 2000 * ("[" * 20 + "#" + "]" * 20 + "\n"), "more than 20 tables or"),
+    ("work.toml", 'x = """' + 60_000 * '\\"""', "a readable file of settings"),
     ("work.yaml", "x: " + 21 * "[" + 21 * "]", "more than 20 tables or lists inside each other"),
     ("work.yaml", 90_000 * "- " + "x", "more than 20 tables or lists inside each other"),
     ("work.yaml", "a: &a [1, 2]\nb: [*a, *a, *a]", r"the alias \*a; write the value itself"),
@@ -184,6 +188,29 @@ def test_settings_as_deep_as_any_are_read(tmp_path, name):
     lists = 18 * "[" + 18 * "]"
     (tmp_path / name).write_text(f"x = {lists}" if name == "work.toml" else f"x: {lists}")
     assert str(read_settings(tmp_path / name)["x"]) == lists
+
+
+def test_long_keys_are_refused_before_a_parser_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(_PARSERS, ".toml", ("json", "loads"))  # it tells another error
+    (tmp_path / "work.toml").write_text(".".join(30_000 * ["'a='"]) + " = 1")
+    with pytest.raises(HcLensError, match="more than 20 tables or lists inside each other"):
+        read_settings(tmp_path / "work.toml")
+
+
+def test_marks_in_texts_and_comments_of_toml_open_nothing(tmp_path):
+    path = tmp_path / "work.toml"
+    marks = 30 * "[{." + 30 * "a."
+    path.write_text(
+        f'# {marks}\na = "{marks}\\"{marks}"\nb = \'{marks}\'\n'
+        f"c = \"\"\"\n{marks}\"{marks}\"\"\"\nd = '''\n{marks}'{marks}'''\ne = {30 * [0.5]}\n"
+    )
+    assert read_settings(path) == {
+        "a": f'{marks}"{marks}',
+        "b": marks,
+        "c": f'{marks}"{marks}',
+        "d": f"{marks}'{marks}",
+        "e": 30 * [0.5],
+    }
 
 
 def test_toml_and_yaml_give_the_same_values(tmp_path):
