@@ -266,6 +266,8 @@ def failed(
     """The error of an address that cannot be written to, or not read."""
     if isinstance(error, OSError) and error.errno in _IN_THE_WAY:
         cure = "move what stands in its place"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        cure = "give a shorter name"
     return RecordsError(
         f"expected to {what} {address}, got {type(error).__name__}: {error}; {cure}, then call "
         "again: finished work is kept"
@@ -412,7 +414,9 @@ class Records:
             self._files.invalidate_cache()
             with self._reading():
                 found = self._files.ls(self._path(under), detail=False)
-        except _MISSING:
+        except OSError as error:
+            if not _is_missing(error):
+                raise
             return []
         names = {item.rstrip("/").rpartition("/")[2] for item in found}
         own = {MARKER, COPY, DONE, UNFINISHED}
@@ -568,7 +572,7 @@ class Records:
         if protocol in (None, "file", "local"):
             self._folder = Path(rest).expanduser().absolute()
             self.address, self._root = str(self._folder), self._folder.as_posix()
-            if self._folder.exists() and not self._folder.is_dir():
+            if os.path.exists(self._folder) and not os.path.isdir(self._folder):
                 raise HcLensError(f"expected a folder, got the file {rest}; name another")
         else:
             self._files, self._root = _filesystem(self.address)

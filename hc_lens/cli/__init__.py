@@ -24,6 +24,7 @@ message of an error names options where the library names arguments (`hc_lens.cl
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import shlex
@@ -165,6 +166,10 @@ def line_of(error: BaseException) -> str:
     told = getattr(error, "strerror", None) or text
     if isinstance(error, PermissionError):
         return f"expected access{where}, got {told!r}; give access, or name another folder"
+    if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+        return (
+            f"expected a name that the file system takes{where}, got {told!r}; give a shorter one"
+        )
     if is_broken(error):
         return f"expected a disk that works{where}, got {told!r}; check it and {again}"
     return f"unexpected {type(error).__name__}: {text}; run again with {DEBUG} to see where"

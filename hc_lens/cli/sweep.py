@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -156,7 +157,7 @@ def named_models(given: Sequence[str]) -> dict[str, str]:
     found = {}
     for text in given:
         name, equals, model = text.partition("=")
-        named = equals and not Path(text).exists()
+        named = equals and not os.path.exists(text)
         found[name if named else text] = model if named else text
     return found
 

@@ -310,7 +310,7 @@ class Work:
 
     def _open_existing(self) -> None:
         """Refuse a folder with other work at once; with --force it stays until `begin`."""
-        there = self.out is not None and self.out.is_dir() and any(self.out.iterdir())
+        there = self.out is not None and os.path.isdir(self.out) and any(self.out.iterdir())
         if there and not self.output.force:
             self._open()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def read_files(files: Files, task: str | None = None) -> dict[str, Dataset]:
     if isinstance(files, Mapping):
         return {split: _read_shards(paths) for split, paths in files.items()}
     path = Path(files).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):
         raise HcLensError(
             f"expected a file or folder of rows, got {str(path)!r}, which does not exist; "
             "check the path"

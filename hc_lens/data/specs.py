@@ -9,8 +9,8 @@ here imports torch or the libraries that read rows before a model or rows are as
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hc_lens.data.known import KNOWN, PROMPTS
@@ -32,7 +32,7 @@ ORGANISM = "organism"
 def checkpoint_of(name: str) -> str:
     """The directory or Hub id that a string names."""
     bundled, _, step = name.partition(":")
-    if bundled != ORGANISM or Path(name).exists():
+    if bundled != ORGANISM or os.path.exists(name):
         return name
     if step and not step.isdigit():
         raise HcLensError(

@@ -5,6 +5,8 @@
 3. Hugging Face reads the weights: safetensors, or a ``.bin`` as plain tensors if that is all there
    is, from this folder alone. A weight that the file lacks is an error, never a random start.
    Python code that comes with the checkpoint is never run, and nobody is asked whether it may be.
+   Nor is code of the Hub, by which a configuration may ask to attend: every model attends as its
+   class does, and weights in a quantised form, which need such code, are refused.
    A folder that has been kept as a record (`hc_lens.records`) is read only as it was written.
 4. The family's file converts the weights; the model also gets the tokenizer, the
    label names and the pad id.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -54,6 +57,8 @@ MASKED = {
 }
 """Hugging Face model type -> the masked-LM architecture that its family converts."""
 
+LONGEST_ID = 193
+"""Most characters of a Hub id: 96 of the user's name, a slash, and 96 of the repository's."""
 MOST_LAYERS = 1000
 """Most layers that a configuration may ask for."""
 _WEIGHT_FILES = (
@@ -239,7 +244,8 @@ def _weight_files(folder: Path, config: Any) -> list[Path]:
             "own folder, and metadata, got something else; download or save the checkpoint again"
         )
     files = [folder / shard for shard in dict.fromkeys(shards)]
-    if absent := [path.name for path in files if not path.is_file()]:
+    # Of any text, also of one that is too long for a path.
+    if absent := [path.name[:80] for path in files if not os.path.isfile(path)]:
         raise HcLensError(
             f"expected the files that {file} names, missing {absent[:3]}; download or save the "
             "checkpoint again"
@@ -324,6 +330,7 @@ def read_config(source: str | Path) -> Any:
             f"transformers cannot read from {source}: {first_line(error)}; correct its "
             "config.json. Python code that comes with a checkpoint is never run"
         ) from error
+    _leave_out_hub_code(config, source)
     layers = getattr(config, "num_hidden_layers", 1)
     if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
         raise HcLensError(
@@ -331,6 +338,18 @@ def read_config(source: str | Path) -> Any:
             f"({_name_of_layers(config)}), got {layers!r}; correct it"
         )
     return config
+
+
+def _leave_out_hub_code(config: Any, source: str | Path) -> None:
+    """Take out of a configuration what makes transformers fetch kernels from the Hub."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise HcLensError(
+            f"expected plain weights in {source}, got a quantization_config in its config.json; "
+            "save the checkpoint again with weights that are not quantised"
+        )
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, None)
 
 
 def read_tokenizer(source: str | Path) -> Any:
@@ -359,7 +378,7 @@ def with_pad(tokenizer: Any) -> Any:
 def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
     """A source as Hugging Face takes it: a Hub id, or a folder that has one of the files."""
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):
         if not any(any(folder.glob(name)) for name in files):
             found = sorted(item.name for item in folder.iterdir())[:5]
             raise HcLensError(
@@ -367,7 +386,8 @@ def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
                 "save_pretrained wrote"
             )
         return str(folder)
-    if folder.exists() or str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1:
+    elsewhere = str(source).startswith(("/", ".", "~")) or str(source).count("/") > 1
+    if os.path.exists(folder) or elsewhere or len(str(source)) > LONGEST_ID:
         raise HcLensError(
             f"expected a directory with a checkpoint, got {source}, which is not a directory; "
             "check the path"

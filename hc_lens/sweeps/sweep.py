@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import time
 import uuid
@@ -234,7 +235,7 @@ def portable(config: SweepConfig) -> dict[str, Any]:
 
     def absolute(path: str) -> str:
         there = Path(path).expanduser()
-        return str(there.absolute()) if there.exists() else path
+        return str(there.absolute()) if os.path.exists(there) else path
 
     described = config.describe()
     for name, model in described["checkpoints"].items():

@@ -485,6 +485,14 @@ def test_a_folder_below_a_file_is_an_error(tmp_path):
         Records(tmp_path / "file" / "store", "test")
 
 
+def test_a_name_that_is_too_long_for_a_folder_is_told(tmp_path):
+    address = tmp_path / (300 * "x")
+    with pytest.raises(RecordsError, match=r"expected to write to .*; give a shorter name"):
+        Records(address, "test")
+    with pytest.raises(HcLensError, match="expected finished work of 'test'"):
+        Records.existing(address, "test")
+
+
 def test_a_folder_that_cannot_be_written_to_is_an_error_when_it_is_opened(tmp_path, monkeypatch):
     Records(tmp_path, "test")
 

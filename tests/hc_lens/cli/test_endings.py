@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -103,8 +104,13 @@ def test_a_full_disk_is_one_clear_line(prune, monkeypatch, error):
             "expected room on the disk, got none left at x/page.html; free some and run the same "
             "command again, finished work is kept",
         ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x/long"),
+            "expected a name that the file system takes at x/long, got 'File name too long'; give "
+            "a shorter one",
+        ),
     ],
-    ids=["no access", "read-only", "broken", "full"],
+    ids=["no access", "read-only", "broken", "full", "long"],
 )
 def test_a_disk_that_fails_is_one_clear_line(prune, monkeypatch, error, line):
     fail(monkeypatch, error)

@@ -124,6 +124,7 @@ def test_checkpoints_have_names_where_they_are_given(tmp_path):
         "last": "organism",
         odd: odd,
     }
+    assert named_models([f"{300 * 'x'}=organism"]) == {300 * "x": "organism"}
 
 
 def test_seeds_are_numbers_and_ranges():

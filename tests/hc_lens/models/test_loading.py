@@ -489,6 +489,29 @@ def test_code_of_a_checkpoint_of_a_known_kind_is_left_alone(family, hostile, tmp
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("asked", ["own/kernel", "flash_attention_2", {"": "own/kernel"}])
+def test_code_of_the_hub_that_a_configuration_attends_with_is_left_out(family, asked, tmp_path):
+    tiny.tiny_hf(family).save_pretrained(tmp_path / "plain")
+    tiny.tokenizer_for(family).save_pretrained(tmp_path / "plain")
+    plain = hc.load(tmp_path / "plain").fingerprint
+    edit_config(tmp_path / "plain", attn_implementation=asked)
+    assert hc.load(tmp_path / "plain").fingerprint == plain
+    model, _ = trainable(tmp_path / "plain", tuple(tiny.MNLI_LABELS.values()), None)
+    assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+def test_quantised_weights_are_refused(checkpoint):
+    edit_config(checkpoint, quantization_config={"quant_method": "fp8"})
+    refused(checkpoint, r"expected plain weights in \S+, got a quantization_config")
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_told_as_one_that_is_not_there():
+    for name in ("./" + 300 * "x", 300 * "x"):
+        with pytest.raises(hc.HcLensError, match="expected a directory with a checkpoint, got"):
+            hc.load(name)
+
+
 class Hostile:
     """What leaves a mark when a pickle of it is read."""
 
@@ -612,6 +635,8 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(shards):
 def test_an_index_that_names_a_file_that_is_not_there_is_told(shards):
     edit_map(shards, lambda file: file.replace("-2.", "-9."))
     refused(shards.parent, rf"the files that \S+/{shards.name} names, missing \['\S+-9\.\w+'\]")
+    edit_map(shards, lambda file: file.replace("-9.", 300 * "x"))
+    refused(shards.parent, rf"the files that \S+/{shards.name} names, missing \['\S+x'\]")
 
 
 def test_weights_of_another_shape_are_named(checkpoint):
