@@ -169,11 +169,15 @@ def read_table(content: bytes | Path) -> pd.DataFrame:
     return table.fillna({name: "" for name in TEXT_COLUMNS if name in table})
 
 
-def write_file(path: Path, content: bytes | str, unfinished: Path | None = None) -> None:
-    """Write a file completely or not at all: under another name, flushed, then renamed."""
-    if unfinished is None:
-        _clean(path.parent.glob(f".{glob.escape(path.name)}~*"))
-        unfinished = path.with_name(f".{path.name}~{_mark()}")
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file completely or not at all, and the folder that it goes to."""
+    with writing(path):
+        _clean(_in_folder(path).parent.glob(f".{glob.escape(path.name)}~*"))
+        _replace(path, content, path.with_name(f".{path.name}~{_mark()}"))
+
+
+def _replace(path: Path, content: bytes | str, unfinished: Path) -> None:
+    """Write a file under another name, flush it to the disk, and rename it."""
     try:
         _write_flushed(unfinished, content.encode() if isinstance(content, str) else content)
         if path.is_dir():
@@ -689,7 +693,7 @@ class Records:
             self._files.pipe_file(target, content)
         else:
             target = _in_folder(self.folder(name))
-            write_file(target, content, self._beside())
+            _replace(target, content, self._beside())
             _flush_folder(target.parent)
 
     def _beside(self) -> Path:

@@ -31,6 +31,7 @@ from hc_lens.analyses.composition.receivers import INPUTS, Receiver, Sender
 from hc_lens.blocks import Block, Mlp, PerHead, Resid, repeated
 from hc_lens.data.batches import cut
 from hc_lens.errors import check_choice
+from hc_lens.masks.finite import check_weights
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.scans.engine import STACK_TOKENS
@@ -52,6 +53,7 @@ class PathEngine:
     def __init__(self, model: Model, means: Source | str, norms: Norms = "frozen"):
         """Prepare a model; `means` replace a sender's activation."""
         check_choice("norms", norms, get_args(Norms))
+        check_weights(model)
         self.view = PathView(model)
         self.source = as_source(means)
         self.source.check(model, UnitSpace.of(model))

@@ -90,7 +90,6 @@ class Trace:
     def save(self, folder: str | Path) -> Path:
         """Write the tables as CSV files and the rest as JSON into a folder."""
         path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
         tables = {name: table_bytes(getattr(self, name)) for name in _TABLES}
         for name, content in tables.items():
             write_file(path / f"{name}.csv", content)
@@ -109,12 +108,13 @@ class Trace:
             if about.get("format") != FORMAT:
                 raise ValueError(f"format {about.get('format')!r}")
             tables = dict(zip(_TABLES, map(read_table, contents), strict=True))
-        except (OSError, ValueError, TypeError) as error:
+            fields = tuple(about["core"]), about["norms"], about["metric"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise HcLensError(
                 f"expected a folder that Trace.save wrote ({FORMAT}), got {path}: {error}; trace "
                 "again, or check the path"
             ) from error
-        return cls(tuple(about["core"]), about["norms"], about["metric"], **tables)
+        return cls(*fields, **tables)
 
 
 def trace(

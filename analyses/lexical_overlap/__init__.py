@@ -42,6 +42,7 @@ from hc_lens.analyses.statistics import poisson_weights
 from hc_lens.attention.patterns import WordBatch, WordBatches, visit
 from hc_lens.attention.words import NONE, Words
 from hc_lens.errors import HcLensError, check_count
+from hc_lens.masks.finite import check_weights
 from hc_lens.models.inputs import is_encoder
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.units import UnitSpace
@@ -204,6 +205,7 @@ class _Sums:
 
 def _stream(model: Model, rows: WordBatches, rule: WordRule, sums: _Sums, progress: bool) -> _Sums:
     """Add the scores of all rows, one batch at a time."""
+    check_weights(model)
     space, causal = UnitSpace.of(model), not is_encoder(model)
     masses = "row head query key, score row query key -> row score head"
     for batch in tqdm(rows, desc="patterns", disable=not progress, leave=False):

@@ -28,6 +28,7 @@ from hc_lens.data.batches import Batch, Batches, draw
 from hc_lens.data.labels import NO_LABEL
 from hc_lens.data.task import ForDecoder, Task
 from hc_lens.errors import HcLensError
+from hc_lens.masks.finite import check_weights
 from hc_lens.masks.hooks import observe
 from hc_lens.models.inputs import Text, encode, tokenizer_of
 from hc_lens.protocols import BatchLike, Model
@@ -190,6 +191,7 @@ def patterns(
 ) -> Float[Tensor, "batch head query key"]:
     """The patterns of some heads (all by default) on one batch, in the order of `heads`."""
     units = check_heads(model, heads)
+    check_weights(model)
     kept: dict[Unit, Tensor] = {}
 
     def keep(layer: int, pattern: Tensor) -> None:

@@ -128,7 +128,6 @@ class Means(Source):
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         about = {"format": FORMAT, **{name: getattr(self, name) for name in _ABOUT}}
         tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
         # One entry: safetensors writes several in another order each time.

@@ -139,7 +139,6 @@ class Subnetwork:
     def save(self, folder: str | Path) -> Path:
         """Write the two files into a folder (made if it is not there)."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors, about = self._content()
         write_file(folder / TENSORS, tensors)
         write_file(folder / ABOUT, json_bytes(sealed(about, tensors)))

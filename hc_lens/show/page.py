@@ -26,7 +26,6 @@ from hc_lens.records import sha256, write_file
 def save(path: str | Path, text: str) -> Path:
     """Write a page, whole or not at all, and the folder that it goes to."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, text)
     return path
 

@@ -760,11 +760,23 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
     write_file(tmp_path / "page.html", "old")
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "replace", no_room)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(RecordsError, match="No space"):
             write_file(tmp_path / "page.html", "new")
     assert tree(tmp_path) == {"page.html": b"old"}
     write_file(tmp_path / "page.html", b"new")
     assert tree(tmp_path) == {"page.html": b"new"}
+
+
+def test_a_file_makes_its_folder_and_a_failure_names_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "some" / "deep" / "page.html"
+    write_file(path, "text")
+    assert path.read_text() == "text"
+    with pytest.raises(RecordsError, match=r"write to .*page.html/x, got .*; move what stands in"):
+        write_file(path / "x", "text")
+    monkeypatch.setattr(module, "_write_flushed", no_room)
+    with pytest.raises(RecordsError, match=r"expected to write to \S+/page.html, got .*No space"):
+        write_file(path, "other")
+    assert path.read_text() == "text"
 
 
 def test_files_become_a_folder_and_a_folder_files():

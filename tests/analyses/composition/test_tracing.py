@@ -8,6 +8,7 @@ import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import hc_lens as hc
@@ -15,7 +16,7 @@ from hc_lens.analyses import composition
 from hc_lens.analyses.composition.cli import summary
 from hc_lens.analyses.composition.config import TraceConfig
 from hc_lens.analyses.composition.exact import strongest as strongest_of
-from hc_lens.analyses.composition.tracing import Trace, trace
+from hc_lens.analyses.composition.tracing import FORMAT, Trace, trace
 from hc_lens.errors import HcLensError
 from hc_lens.metrics import over_cases
 from tests import tiny
@@ -120,6 +121,21 @@ def test_a_trace_of_another_format_is_refused(found, tmp_path):
     (tmp_path / "trace.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(HcLensError, match="format 'other'"):
         Trace.load(tmp_path)
+
+
+def test_a_trace_that_leaves_something_out_is_refused(found, tmp_path):
+    found.save(tmp_path)
+    (tmp_path / "trace.json").write_text(json.dumps({"format": FORMAT}))
+    with pytest.raises(HcLensError, match=r"a folder that Trace\.save wrote .*: 'core'"):
+        Trace.load(tmp_path)
+
+
+@pytest.mark.parametrize("work", [composition.edge_effects, composition.edge_attribution])
+def test_patched_edges_of_a_weight_that_is_not_finite_are_refused(work):
+    model = deep_model("bert")
+    model.blocks[1].attn.W_Q.data[0, 0, 0] = torch.nan
+    with pytest.raises(HcLensError, match=r"NaN or infinity in blocks\.1\.attn\.W_Q"):
+        work(model, pair_batches(model), "zero", CORE, progress=False)
 
 
 def test_the_figure_has_a_node_per_unit_and_a_line_per_edge(found):

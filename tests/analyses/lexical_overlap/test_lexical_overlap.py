@@ -350,3 +350,10 @@ def test_there_is_a_heat_map_for_each_defined_score(handmade):
     assert len(maps[0].patches) == 1
     with pytest.raises(HcLensError, match="expected a score of the table among"):
         lexical_overlap.heat_maps(handmade, scores=["overlop"])
+
+
+def test_a_weight_that_is_not_finite_is_refused():
+    model = handmade_model()
+    model.blocks[0].attn.W_K.data[0, 0, 0] = torch.nan
+    with pytest.raises(HcLensError, match=r"NaN or infinity in blocks\.0\.attn\.W_K"):
+        table_of(model, SENTENCES)

@@ -242,3 +242,11 @@ def test_texts_in_hand_become_the_same_inputs_as_encode_gives(hooked):
     batch = word_batch(hooked, PAIRS)
     assert all(torch.equal(batch.inputs[name], inputs[name]) for name in inputs)
     assert batch.rows.tolist() == [0, 1, 2]
+
+
+def test_a_weight_that_is_not_finite_is_refused_where_the_pattern_would_hide_it():
+    model = hc.load(tiny.tiny_hf("bert"), tokenizer=tiny.bert_tokenizer())
+    model.blocks[1].attn.W_Q.data[0, 0, 0] = torch.nan
+    batch = word_batch(model, PAIRS)
+    with pytest.raises(HcLensError, match=r"NaN or infinity in blocks\.1\.attn\.W_Q"):
+        patterns(model, batch)
