@@ -65,6 +65,7 @@ from disturbed import (
     small_disk,
     start,
 )
+from tokenizers import processors
 
 from hc_lens import organism
 from hc_lens.analyses.study import page
@@ -82,6 +83,8 @@ MODEL = f"--model given/model {ROWS}"
 SERIES = "--checkpoints early=given/early,late=given/model"
 WORKS = {
     "scan": (5, f"scan {MODEL} --out out"),
+    "language": (2, "scan --model given/language --task own --path given/prompts "
+                 "--token-budget 24 --out out"),
     "prune": (3, f"prune {MODEL} --sparsity 0.5 --steps 3 --out out"),
     "evaluate": (3, f"evaluate {MODEL} --subnetwork {PRUNED} --out out"),
     "sweep": (4, f"sweep {SERIES} {ROWS} --evaluation-limit 6 --sparsity 0.5 --seeds 0,1 "
@@ -241,7 +244,10 @@ def try_mutation(trial: Trial) -> None:
         shutil.rmtree(trial.folder / OUT)
         kill(trial)
         trial.counts.clear()
-    damaged = mutate(trial)
+    kinds = kinds_of_files(trial)
+    if not kinds:  # killed before anything was kept
+        return
+    damaged = mutate(trial, kinds)
     trial.counts["mutations tried"] += 1
     ended = check(trial, "silent", damaged)
     if ended.how == REFUSED:
@@ -253,9 +259,9 @@ def try_mutation(trial: Trial) -> None:
         trial.counts["redone" if "damaged" in ended.said else "not read"] += 1
 
 
-def mutate(trial: Trial) -> tuple[str, ...]:
-    """Damage a file, every kind of file equally often; the paths that are touched."""
-    draw, root = trial.draw, trial.folder
+def kinds_of_files(trial: Trial) -> dict[str, list[Path]]:
+    """The files that are kept, by their names without numbers."""
+    root = trial.folder
     kinds: dict[str, list[Path]] = {}
     for place in (OUT, CACHE, *((PRUNED,) if trial.work == "evaluate" else ())):
         for path in sorted((root / place).rglob("*")):
@@ -268,6 +274,12 @@ def mutate(trial: Trial) -> tuple[str, ...]:
             ):
                 name = path.relative_to(root).as_posix()
                 kinds.setdefault(re.sub(r"[0-9a-f]{32}|[0-9]+", "*", name), []).append(path)
+    return kinds
+
+
+def mutate(trial: Trial, kinds: dict[str, list[Path]]) -> tuple[str, ...]:
+    """Damage a file, every kind of file equally often; the paths that are touched."""
+    draw, root = trial.draw, trial.folder
     chosen = draw.choice(kinds[draw.choice(sorted(kinds))])
     others = [
         path
@@ -368,9 +380,26 @@ def prepare(root: Path, works: list[str]) -> dict[str, Expected]:
     for split, some in (("train", rows.head(12)), ("validation", rows.tail(6))):
         columns = ["premise", "hypothesis", "label"]
         some[columns].to_csv(given / "rows" / f"{split}.csv", index=False)
+    write_language_model(given, rows["premise"].head(12).str.split())
     made = {"prune": undisturbed(root, "prune")}
     shutil.copytree(made["prune"].folder / OUT, root / PRUNED)
     return {work: made.get(work) or undisturbed(root, work) for work in works}
+
+
+def write_language_model(given: Path, words: pd.Series) -> None:
+    """A tiny language model, and the first words of sentences as its prompts."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(organism.checkpoint())
+    alone = processors.TemplateProcessing(single="$A", pair="$A $B")  # a prompt has no end token
+    tokenizer.backend_tokenizer.post_processor = alone
+    torch.manual_seed(2)
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=64, pad_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(given / "language")
+    tokenizer.save_pretrained(given / "language")
+    (given / "prompts").mkdir()
+    columns = {"prompt": words.str[:3].str.join(" "), "right": words.str[3], "wrong": "never"}
+    pd.DataFrame(columns).to_csv(given / "prompts" / "validation.csv", index=False)
 
 
 def undisturbed(root: Path, work: str) -> Expected:

@@ -15,7 +15,7 @@ from tests.docs.test_pages import ROOT
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the campaign forks its processes")
 def test_a_short_campaign_loses_nothing_and_nothing_is_wrong_in_silence():
     script = ROOT / "docs" / "benchmarks" / "reliability.py"
-    works = ("scan", "prune", "evaluate", "sweep", "finetune")
+    works = ("scan", "language", "prune", "evaluate", "sweep", "finetune")
     line = [sys.executable, script, "--trials", "14", "--workers", "1", "--works", *works]
     done = subprocess.run(
         line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
