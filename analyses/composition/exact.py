@@ -66,18 +66,23 @@ TOTAL = "ablated"
 """In the table of `joint_effects`: the sender ablated, all its paths at once."""
 
 
-class PatchOptions(TypedDict, total=False):
-    """What `edge_effects` and `joint_effects` take by name."""
+class EdgeOptions(TypedDict, total=False):
+    """What all functions of edges take by name."""
 
     norms: Norms
     """How a contribution passes layer norms, ``"frozen"`` (the default) or ``"recomputed"``."""
-    metrics: Metrics
-    """More whose change is measured: names such as ``["probability"]``, or functions of (logits,
-    batch) by name, as in `hc.scan`."""
     limit: int | None
     """At most so many rows of each dataset; the sample is always the same one."""
     progress: bool
     """Whether to show a progress bar."""
+
+
+class PatchOptions(EdgeOptions, total=False):
+    """What `edge_effects` and `joint_effects` take by name."""
+
+    metrics: Metrics
+    """More whose change is measured: names such as ``["probability"]``, or functions of (logits,
+    batch) by name, as in `hc.scan`."""
 
 
 Paths = Mapping[UnitSet, Heard] | Sequence[tuple[UnitSet, Heard]]

@@ -25,10 +25,10 @@ import torch
 from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch import Tensor
+from typing_extensions import Unpack
 
-from hc_lens.analyses.composition.config import Norms
 from hc_lens.analyses.composition.engine import PathEngine
-from hc_lens.analyses.composition.exact import ATTRIBUTION, EDGE, edge_keys
+from hc_lens.analyses.composition.exact import ATTRIBUTION, EDGE, EdgeOptions, edge_keys
 from hc_lens.analyses.composition.passes import Direct, How, Input, LayerRun, Output, Pass
 from hc_lens.analyses.composition.receivers import (
     INPUTS,
@@ -65,11 +65,9 @@ def edge_attribution(
     means: Source | str,
     senders: Iterable[UnitSet] | None = None,
     *,
-    norms: Norms = "frozen",
     metric: str | Metric = MARGIN,
     steps: int = 0,
-    limit: int | None = None,
-    progress: bool = True,
+    **options: Unpack[EdgeOptions],
 ) -> pd.DataFrame:
     """The attribution of every edge: sender, receiver, kind, dataset, case, n, attribution.
 
@@ -77,25 +75,27 @@ def edge_attribution(
     sign, same units.
 
     Args:
-        model, datasets, means, senders, norms, limit, progress: as in `edge_effects`.
+        model, datasets, means, senders: as in `edge_effects`.
         metric: what is attributed: the name of a metric with a derivative, or a function of
             (logits, batch) that gives one number per row.
         steps: points of the integral. With 0 two forward passes and a backward pass over a batch
             serve all edges; otherwise every sender costs `steps` of both.
+        options: `EdgeOptions`: norms, limit, progress.
     """
+    norms = options.get("norms", "frozen")
     engine = PathEngine(model, means, norms)
     check_count("steps", steps, 0)
-    named = limited_batches(datasets, engine.source, limit)
+    check_attributed(metric)
+    named = limited_batches(datasets, engine.source, options.get("limit"))
     edges = {sender: as_receivers(model, sender) for sender in as_senders(model, senders)}
     how = "tangent" if norms == "recomputed" else "frozen"
-    check_attributed(metric)
     # Under the metric's own name, so that rows without a label count as they do for the metric.
     column = ATTRIBUTION if callable(metric) else metric
     totals = Totals(edge_keys(edges), (column,))
+    progress = options.get("progress", True)
     for name, batch, clean in engine.passes(named, progress, "attribution"):
-        values = torch.cat(
-            _attributions(clean, edges, how, steps, _measure(metric, named[name], batch, clean))
-        )
+        measure = _measure(metric, named[name], batch, clean)
+        values = torch.cat(_attributions(clean, edges, how, steps, measure))
         totals.add(name, batch.cases, batch.labels, {column: values})
     return totals.table().rename(columns={column: ATTRIBUTION})
 
