@@ -224,7 +224,7 @@ class Encoder:
                 for row, ids in unsaid
                 if ids.count(mask) != 1
             ]
-            cure = f"write {MASKS[0]} where the model is to answer"
+            cure = f"write {MASKS[0]} where the model is to answer, or give its position as read"
             self._refuse(unmasked, "one mask token in every prompt", cure)
         outside = [
             (row.number, f"{row.read} of {len(ids)} tokens")
@@ -294,8 +294,8 @@ class Encoder:
         self._refuse(apart, expected, cure)
         expected = "answers that the tokenizer knows"
         self._refuse(strange, expected, "choose other words, or remove these rows")
-        expected = "answers whose first token is more than white space"
-        cure = "give token ids, or end the prompt with this white space"
+        expected = "answers whose first token is not a space alone"
+        cure = "give token ids, or end the prompt with this space"
         self._refuse(blank, expected, cure)
 
     def _joined(self, prompt: str, ids: list[int], read: int, answer: str) -> str:

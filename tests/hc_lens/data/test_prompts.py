@@ -136,7 +136,7 @@ def test_an_answer_that_begins_with_a_bare_space_is_refused():
     model = byte_fallback_model()
     rows = [{"prompt": "the dog", "right": [answer]} for answer in ("was", "☃", "4", " 4")]
     message = (
-        r"whose first token is more than white space in prompts/all, got 3 rows that are not so: "
+        r"whose first token is not a space alone in prompts/all, got 3 rows that are not so: "
         r"row 1 \('☃' for 'the dog'\), row 2 \('4' .*, row 3 \(' 4' .*; give token ids, or end "
     )
     with pytest.raises(HcLensError, match=message):
@@ -528,9 +528,7 @@ def test_a_row_that_cannot_be_scored_is_refused_with_its_number(model, row, mess
 
 def test_a_counterfactual_of_another_length_is_refused_with_both_lengths(model):
     rows = [{**GOOD, "counterfactual": other} for other in ["the cat", *["the cat saw"] * 5]]
-    message = (
-        r"5 rows that .* row 1 \(4 tokens for 3: 'the cat saw'\), row 2 .*, row 3 [^,]*;"
-    )
+    message = r"5 rows that .* row 1 \(4 tokens for 3: 'the cat saw'\), row 2 .*, row 3 [^,]*;"
     with pytest.raises(HcLensError, match=message):
         Prompts.from_rows(rows).batches(model)
 
