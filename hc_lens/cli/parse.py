@@ -64,7 +64,13 @@ def parse(command: str, run: Callable[..., None], arguments: Sequence[str]) -> C
         sys.stdout.write(help_text(command, run.__doc__ or "", options))
         return None
     keys = {_key(option.name): option.keys for option in options}
-    tokens = [*from_config(command, keys, arguments), *arguments]
+    main = {
+        _key(name): _key(option.name)
+        for option in options
+        for name in option.names
+        if name not in option.negatives
+    }
+    tokens = [*from_config(command, main, arguments), *arguments]
     try:
         settings = app(
             tokens,
@@ -77,13 +83,23 @@ def parse(command: str, run: Callable[..., None], arguments: Sequence[str]) -> C
     except CycloptsError as error:
         raise UsageError(f"{' '.join(str(error).split())} See hc-lens {command} {HELP}") from error
     values = {key: reduce(getattr, path, settings) for key, path in keys.items()}
-    named = [_key(token.partition("=")[0].replace("--no-", "--")) for token in tokens]
+    named = named_in(tokens, main)
     line = shlex.join(["hc-lens", *command.split(), *arguments])
     return Call(command, line, settings, values, tuple(key for key in keys if key in named))
 
 
-def from_config(command: str, known: Mapping[str, Any], arguments: Sequence[str]) -> list[str]:
-    """The arguments that the file of --config stands for; none without such a file."""
+def named_in(arguments: Sequence[str], main: Mapping[str, str]) -> list[str]:
+    """The options among arguments, each by the key of its main name."""
+    names = [each.partition("=")[0].replace("--no-", "--") for each in arguments]
+    keys = [_key(name) for name in names if name.startswith("--")]
+    return [main[key] for key in keys if key in main]
+
+
+def from_config(command: str, main: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """The arguments that the file of --config stands for; none without such a file.
+
+    `main` has the key of an option's main name by those of all its names.
+    """
     named = [argument.partition("=")[0] for argument in arguments]
     if "--config" not in named:
         return []
@@ -97,11 +113,12 @@ def from_config(command: str, known: Mapping[str, Any], arguments: Sequence[str]
             f"expected settings of {command!r} in {path}, got those of {written_by!r}; "
             f"run hc-lens {written_by} --config {path}"
         )
-    check_keys(values, [key for key in known if key not in UNWRITTEN], path)
+    check_keys(values, [key for key in main if key not in UNWRITTEN], path)
+    there = named_in(arguments, main)
     found: list[str] = []
     for key, value in values.items():
         option = f"--{key.replace('_', '-')}"
-        if {option, f"--no-{option[2:]}"}.isdisjoint(named):
+        if main[key] not in there:
             found += [
                 f"{option}={each}" for each in (value if isinstance(value, list) else [value])
             ]

@@ -289,12 +289,19 @@ def draw(
     return sorted(rows[case][index] for case in rows for index in drawn[case])
 
 
-def bucket(lengths: Sequence[int], token_budget: int, seed: int) -> list[list[int]]:
+def shorter(prompts: bool) -> str:
+    """What to do about rows that are too long: prompts are never cut."""
+    return "shorten the prompts" if prompts else "cut the rows with max_length="
+
+
+def bucket(
+    lengths: Sequence[int], token_budget: int, seed: int, prompts: bool = False
+) -> list[list[int]]:
     """Indices of the rows of each batch, in the order of iteration."""
     if max(lengths) > token_budget:
         raise HcLensError(
             f"expected a token_budget for at least the longest row ({max(lengths)} tokens), got "
-            f"{token_budget}; raise it, or cut the rows with max_length="
+            f"{token_budget}; raise it, or {shorter(prompts)}"
         )
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(lengths), generator=generator).tolist()

@@ -5,14 +5,16 @@
 2. A causal model is read at the last token, a masked one at its mask token, or where the row says.
 3. An answer counts by the first token that it adds: tokenise prompt and answer together and take
    the token behind the prompt's own. A masked model's answer is the one token that stands in the
-   place of the mask. An answer of token ids is taken as it is.
+   place that is read. An answer of token ids is taken as it is.
 4. Refuse, with the numbers of the rows, what could not be scored: a prompt without tokens or with
-   too many, a counterfactual of another length, an answer that the tokenizer does not know or that
-   changes the tokens before it, a right answer that begins as a wrong one does.
+   too many, a counterfactual of another length, an answer that the tokenizer does not know, that
+   changes the tokens before it or whose first token is only the space before it, a right answer
+   that begins as a wrong one does.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,8 @@ Prompt = str | list[int]
 """A text, or its token ids."""
 Answer = str | int
 """A text, or its first token."""
+Faults = Sequence[tuple[int, str]]
+"""Numbers of rows, each with what a message shows of it."""
 MASKS = ("[MASK]", "<mask>")
 """How a prompt may write the mask token, whatever the tokenizer calls it."""
 MOST_SHOWN = 3
@@ -116,18 +120,14 @@ class Encoder:
         self._check_ids(rows, prompts)
         reads = self._reads(rows, prompts)
         others = self._counterfactuals(rows, prompts)
-        right = self._first_tokens(rows, prompts, [row.right for row in rows])
-        wrong = self._first_tokens(rows, prompts, [row.wrong for row in rows])
+        right = self._first_tokens(rows, prompts, reads, [row.right for row in rows])
+        wrong = self._first_tokens(rows, prompts, reads, [row.wrong for row in rows])
         self._check_answers(rows, right, wrong)
         made = zip(prompts, right, wrong, reads, others, strict=True)
         return [Encoded(ids, [*yes], [*no], read, other) for ids, yes, no, read, other in made]
 
-    def _refuse(self, found: Sequence[tuple[int, str]], expected: str, cure: str) -> None:
-        """Raise an error that lists the first of the rows that are not as expected, if any."""
-        if found:
-            shown = ", ".join(f"row {number} ({what})" for number, what in found[:MOST_SHOWN])
-            rows = "1 other row" if len(found) == 1 else f"{len(found)} other rows"
-            raise HcLensError(f"expected {expected} in {self.where}, got {rows}: {shown}; {cure}")
+    def _refuse(self, found: Faults, expected: str, cure: str) -> None:
+        refuse(found, expected, self.where, cure)
 
     def _check_rows(self, rows: Sequence[Row]) -> None:
         """Refuse rows that lack a part."""
@@ -224,7 +224,7 @@ class Encoder:
                 for row, ids in unsaid
                 if ids.count(mask) != 1
             ]
-            cure = f"write {MASKS[0]} where the model is to answer"
+            cure = f"write {MASKS[0]} where the model is to answer, or give its position as read"
             self._refuse(unmasked, "one mask token in every prompt", cure)
         outside = [
             (row.number, f"{row.read} of {len(ids)} tokens")
@@ -244,35 +244,49 @@ class Encoder:
         self,
         rows: Sequence[Row],
         prompts: Sequence[list[int]],
+        reads: Sequence[int],
         answers: Sequence[tuple[Answer, ...]],
     ) -> list[dict[int, Answer]]:
         """The first token of each answer of each row, with the first answer that begins so."""
-        flat = [(place, each) for place, given in enumerate(answers) for each in given]
-        texts = [(str(rows[place].prompt), each) for place, each in flat if isinstance(each, str)]
-        joined = iter(self._ids([self._joined(*pair) for pair in texts]))
-        mask = unknown = None
-        if texts:
-            mask, unknown = self._mask_id(), tokenizer_of(self.model).unk_token_id
+        flat = [(index, each) for index, given in enumerate(answers) for each in given]
+        texts = [(index, each) for index, each in flat if isinstance(each, str)]
+        joined = self._ids(
+            [
+                self._joined(str(rows[index].prompt), prompts[index], reads[index], each)
+                for index, each in texts
+            ]
+        )
+        added = iter(
+            _added(prompts[index], ids, reads[index] if is_encoder(self.model) else None)
+            for (index, _), ids in zip(texts, joined, strict=True)
+        )
+        unknown = tokenizer_of(self.model).unk_token_id if texts else None
         found: list[dict[int, Answer]] = [{} for _ in rows]
-        apart, strange = [], []
-        for place, answer in flat:
-            row, token = rows[place], answer
-            if isinstance(answer, str):
-                token = _added(prompts[place], next(joined), mask)
+        apart, strange, blank = [], [], []
+        for index, answer in flat:
+            token = next(added) if isinstance(answer, str) else answer
+            told = (rows[index].number, f"{answer!r} for {shown(rows[index].prompt)}")
             if token is None:
-                apart.append((row.number, f"{answer!r} for {shown(row.prompt)}"))
-            elif token == unknown or not 0 <= int(token) < self.model.cfg.d_vocab_out:
-                strange.append((row.number, repr(answer)))
+                apart.append(told)
+            elif token == unknown or not 0 <= token < self.model.cfg.d_vocab_out:
+                strange.append((rows[index].number, repr(answer)))
+            elif isinstance(answer, str) and self._is_space_before(answer, token):
+                blank.append(told)
             else:
-                found[place].setdefault(int(token), answer)
-        self._refuse_answers(apart, strange)
+                found[index].setdefault(token, answer)
+        self._refuse_answers(apart, strange, blank)
         return found
 
-    def _refuse_answers(
-        self, apart: Sequence[tuple[int, str]], strange: Sequence[tuple[int, str]]
-    ) -> None:
+    def _is_space_before(self, answer: str, token: int) -> bool:
+        """Whether the first token of an answer is nothing but the space that stands before it."""
+        # A space before a word is how words are joined; other white space is what is asked for.
+        text = answer.removeprefix(" ")
+        meant = not text.strip() or text[0].isspace()
+        return not meant and not tokenizer_of(self.model).decode([token]).strip()
+
+    def _refuse_answers(self, apart: Faults, strange: Faults, blank: Faults) -> None:
         if is_encoder(self.model):
-            expected = "answers that are one token in the place of the mask"
+            expected = "answers that are one token in the place that is read"
             cure = "choose answers that the vocabulary has as one word"
         else:
             expected = "answers that leave the tokens of the prompt as they are"
@@ -280,14 +294,34 @@ class Encoder:
         self._refuse(apart, expected, cure)
         expected = "answers that the tokenizer knows"
         self._refuse(strange, expected, "choose other words, or remove these rows")
+        expected = "answers whose first token is not a space alone"
+        cure = "give token ids, or end the prompt with this space"
+        self._refuse(blank, expected, cure)
 
-    def _joined(self, prompt: str, answer: str) -> str:
+    def _joined(self, prompt: str, ids: list[int], read: int, answer: str) -> str:
         """The text in which an answer is tokenised."""
         if is_encoder(self.model):
-            mask = str(tokenizer_of(self.model).mask_token)
-            return self._with_mask(prompt).replace(mask, answer)
+            text = self._with_mask(prompt)
+            start, end = self._span(text, ids, read)
+            return f"{text[:start]}{answer}{text[end:]}"
         apart = prompt[-1:].isspace() or answer[:1].isspace()
         return f"{prompt}{'' if apart else self.separator}{answer}"
+
+    def _span(self, text: str, ids: list[int], read: int) -> tuple[int, int]:
+        """Where in its text the token stands that a masked model is read at."""
+        tokenizer = tokenizer_of(self.model)
+        if ids[read] == tokenizer.mask_token_id:
+            masks = re.finditer(re.escape(str(tokenizer.mask_token)), text)
+            return [found.span() for found in masks][ids[:read].count(ids[read])]
+        if not tokenizer.is_fast:
+            raise HcLensError(
+                f"expected a fast tokenizer to read {self.where} where no mask is, got a "
+                f"{type(tokenizer).__name__}; write {MASKS[0]} in the place that is read"
+            )
+        spans = tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        start, end = spans[read]
+        # Some tokenizers count the space before a word as a part of it.
+        return end - len(text[start:end].lstrip()), end
 
     def _check_answers(
         self,
@@ -306,14 +340,23 @@ class Encoder:
         self._refuse(ambiguous, "right and wrong answers with different first tokens", cure)
 
 
-def _added(prompt: list[int], joined: list[int], mask: int | None) -> int | None:
-    """The token that an answer adds behind a prompt, or puts in the place of its mask."""
-    if mask is None:
+def _added(prompt: list[int], joined: list[int], place: int | None) -> int | None:
+    """The token that an answer adds behind a prompt, or puts in a place of it."""
+    if place is None:
         size = len(prompt)
         return joined[size] if len(joined) > size and joined[:size] == prompt else None
-    place = prompt.index(mask)
     kept = prompt[:place] + joined[place : place + 1] + prompt[place + 1 :]
     return joined[place] if kept == joined else None
+
+
+def refuse(found: Faults, expected: str, where: str, cure: str) -> None:
+    """Raise an error that lists the first of the rows that are not as expected, if any."""
+    # Of a row with several faults the first is told.
+    first = list(dict(reversed(found)).items())[::-1]
+    if first:
+        listed = ", ".join(f"row {number} ({what})" for number, what in first[:MOST_SHOWN])
+        rows = "1 row that is" if len(first) == 1 else f"{len(first)} rows that are"
+        raise HcLensError(f"expected {expected} in {where}, got {rows} not so: {listed}; {cure}")
 
 
 def shown(prompt: Prompt | None) -> str:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,11 @@ from typing_extensions import Unpack
 
 from hc_lens.data import readers
 from hc_lens.data.batches import Batch, Batches, bucket, draw
-from hc_lens.data.encoding import Answer, Encoded, Encoder, Prompt, Row
+from hc_lens.data.encoding import Answer, Encoded, Encoder, Prompt, Row, refuse
 from hc_lens.data.generated import agreement, drawing, induction, ioi
 from hc_lens.data.known import SIDES
 from hc_lens.data.splits import Splits
-from hc_lens.errors import HcLensError, check_choice, check_count
+from hc_lens.errors import HcLensError, HcLensWarning, check_choice, check_count, warn
 from hc_lens.models.inputs import Padding, Side, pad
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.records import digest
@@ -51,8 +52,14 @@ GENERATED: dict[str, Callable[[Model, str, int, int], list[drawing.Made]]] = {
     "induction": induction.rows,
 }
 """Named prompts -> what makes the rows of a split, of which there are so many, from a seed."""
+LIKE = 0.8
+"""How like another the name of a column is that may be misspelt (`difflib`), 1 for the same."""
 NO_ANSWER = -1
 """What fills up the answers of a row that has fewer than others."""
+
+
+class UnreadColumnWarning(HcLensWarning):
+    """A column that is not read has very nearly the name of one that would be."""
 
 
 class Columns(TypedDict, total=False):
@@ -301,7 +308,7 @@ class Prompts(Splits):
         table = _as_table(encoded, [row.case for row in chosen])
         lengths, sides = table["length"][:], _sides(given)
         content = [table.to_dict(), positions, sides, seed, token_budget, padding.side]
-        order = bucket(lengths, token_budget, seed)
+        order = bucket(lengths, token_budget, seed, prompts=True)
         return PromptBatches(
             name=where,
             labels=LABELS,
@@ -396,13 +403,25 @@ def _named_columns(given: Mapping[str, Any]) -> dict[str, str | None]:
 def _check_columns(
     table: Dataset, named: Mapping[str, str | None], given: Mapping[str, Any], where: str
 ) -> None:
-    """Refuse a table without the columns that it must have, or that the caller named."""
+    """Refuse a table without the columns that it must have, or that the caller named.
+
+    An optional column that is not there, while another has nearly its name, is a warning.
+    """
     wanted = {named[column] for column in (*NEEDED, *given) if named[column] or column in NEEDED}
     if missing := sorted(str(column) for column in wanted - {*table.column_names}):
         raise HcLensError(
             f"expected the columns {missing} in {where}, got {table.column_names}; name the "
             "columns of your rows with prompt=..., right=..., wrong=... of Prompts.from_rows"
         )
+    read = {name for name in named.values() if name}
+    absent = [column for column, name in named.items() if name and name not in table.column_names]
+    for column in sorted({*table.column_names} - read):
+        for like in difflib.get_close_matches(column.lower(), absent, 1, LIKE):
+            warn(
+                f"column {column!r} of {where} is not read, though its name is very like {like!r}; "
+                "rename it if that is what it holds",
+                UnreadColumnWarning,
+            )
 
 
 def _rows(table: Dataset, named: Mapping[str, str | None], lists: bool, where: str) -> list[Row]:
@@ -414,6 +433,7 @@ def _rows(table: Dataset, named: Mapping[str, str | None], lists: bool, where: s
         else [None] * len(table)
         for column, source in named.items()
     }
+    _check_whole(columns, where)
     made = []
     for number, cells in enumerate(zip(*columns.values(), strict=True)):
         cell = dict(zip(columns, cells, strict=True))
@@ -438,6 +458,26 @@ def _rows(table: Dataset, named: Mapping[str, str | None], lists: bool, where: s
     return made
 
 
+def _check_whole(columns: Mapping[str, list[Any]], where: str) -> None:
+    """Refuse token ids that are not whole numbers, and what is neither they nor a text."""
+    strange = [
+        (number, repr(each))
+        for number in range(len(columns["prompt"]))
+        for column in ("prompt", "right", "wrong", "counterfactual")
+        for each in _strange(columns[column][number], answers=column in LABELS)
+    ]
+    refuse(strange, "whole numbers as token ids", where, "correct them, or give texts")
+
+
+def _strange(cell: Any, answers: bool) -> list[Any]:
+    """What cannot be a token id, nor an answer where the cell holds answers."""
+    if _is_missing(cell) or isinstance(cell, str):
+        return []
+    given = [_whole(each) for each in _each(cell) if not (answers and _is_missing(each))]
+    # To Python True is a whole number too.
+    return [each for each in given if type(each) is not int and not (answers and type(each) is str)]
+
+
 def _is_text(table: Dataset) -> bool:
     """Whether every column is text, as in every csv file."""
     return all(getattr(each, "dtype", None) == "string" for each in table.features.values())
@@ -460,16 +500,21 @@ def _is_missing(cell: Any) -> bool:
 def _prompt(cell: Any) -> Prompt | None:
     if _is_missing(cell):
         return None
-    return cell if isinstance(cell, str) else list(cell)
+    return cell if isinstance(cell, str) else [_whole(each) for each in _each(cell)]
 
 
 def _several(cell: Any) -> tuple[Answer, ...]:
     """The answers of a cell, which is one of them or a list."""
-    given = cell if isinstance(cell, list) else [cell]
-    # Beside a missing value pandas turns whole numbers into floats.
-    return tuple(
-        int(each) if isinstance(each, float) else each for each in given if not _is_missing(each)
-    )
+    return tuple(_whole(each) for each in _each(cell) if not _is_missing(each))
+
+
+def _each(cell: Any) -> list[Any]:
+    return cell if isinstance(cell, list) else [cell]
+
+
+def _whole(each: Any) -> Any:
+    """A token id as it was: beside a missing value pandas turns whole numbers into floats."""
+    return int(each) if isinstance(each, float) and each.is_integer() else each
 
 
 def _position(cell: Any, number: int, where: str) -> int | None:

@@ -8,6 +8,7 @@
 3. In a folder that holds several tasks, a named task takes the files that begin with its name.
 4. A folder written by ``datasets.save_to_disk`` keeps its own splits.
 5. A single table without a split word is the split ``all``.
+6. A column has one type: where some of its cells are lists, all are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pandas as pd
 import pyarrow.parquet
 from datasets import Dataset, DatasetDict, config
@@ -33,6 +35,9 @@ Files = str | Path | Mapping[str, str | Path | Sequence[str | Path]]
 
 ONLY = "all"
 """Name of the split when a source is a single table without a split word."""
+
+LISTS = (list, tuple, np.ndarray)
+"""What a cell with several values may be."""
 
 _SPLIT_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -101,14 +106,33 @@ def _as_dataset(table: Table, split: str) -> Dataset:
         "give every row the same columns and every column one type",
     ):
         if isinstance(table, pd.DataFrame):
-            return Dataset.from_pandas(table, preserve_index=False)
+            return _from_frame(table)
         return _from_dicts(table)
 
 
 def _from_dicts(rows: Sequence[Mapping]) -> Dataset:
     # Dataset.from_list takes the columns of the first row only.
     columns = dict.fromkeys(column for row in rows for column in row)
-    return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
+    cells = {column: [row.get(column) for row in rows] for column in columns}
+    return Dataset.from_dict({column: _of_one_kind(each) for column, each in cells.items()})
+
+
+def _from_frame(frame: pd.DataFrame) -> Dataset:
+    evened = frame.copy(deep=False)
+    for place, kind in enumerate(frame.dtypes):
+        if pd.api.types.is_object_dtype(kind):
+            cells = _of_one_kind(frame.iloc[:, place].tolist())
+            evened.isetitem(place, pd.Series(cells, frame.index, object))
+    return Dataset.from_pandas(evened, preserve_index=False)
+
+
+def _of_one_kind(cells: list[Any]) -> list[Any]:
+    """The cells of a column; if some are lists, one that is not becomes a list of its own."""
+    if not any(isinstance(cell, LISTS) for cell in cells):
+        return cells
+    return [
+        cell if isinstance(cell, LISTS) else None if pd.isna(cell) else [cell] for cell in cells
+    ]
 
 
 def _reachable(repo: str) -> bool:

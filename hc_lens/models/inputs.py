@@ -90,10 +90,12 @@ class Padding:
     def of(cls, model: Model, side: Side | None = None) -> Padding:
         """The padding that a model takes, on a decoder by default on its tokenizer's own side."""
         encoder, tokenizer = is_encoder(model), getattr(model, "tokenizer", None)
-        if side not in (None, "right") and (encoder or side != "left"):
+        sides = ("right",) if encoder else ("right", "left")
+        if side is not None and side not in sides:
+            which = " on this model, which is an encoder" if encoder else ""
             raise HcLensError(
-                f"expected padding_side 'right', or 'left' on a decoder, got {side!r}; "
-                "leave it out for the tokenizer's own side"
+                f"expected padding_side {' or '.join(map(repr, sides))}{which}, got {side!r}; "
+                "leave it out for the side that the model takes by itself"
             )
         own = "right" if encoder else getattr(tokenizer, "padding_side", None) or "right"
         named = ((model, "pad_token_id"), (tokenizer, "pad_token_id"), (tokenizer, "eos_token_id"))

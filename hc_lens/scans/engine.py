@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hc_lens.blocks import Resid
-from hc_lens.data.batches import cut
+from hc_lens.data.batches import cut, shorter
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
 from hc_lens.models.inputs import mask_of, rows_at_once
@@ -136,6 +136,13 @@ class SuffixEngine:
         """The batch, cut along its rows unless the source needs them together."""
         rows, pos = mask_of(batch.inputs).shape
         fit = self._rows_that_fit(pos)
+        if fit < 1:
+            least = self._row_bytes(pos) + self.layers.held_bytes
+            raise HcLensError(
+                f"expected memory for at least one row of {pos} tokens ({least:,} bytes), got "
+                f"{self.memory:,} bytes; raise memory=, or "
+                f"{shorter(prompts=getattr(batch, 'answers', None) is not None)}"
+            )
         if rows > fit and not self.source.row_wise:
             need = rows * self._row_bytes(pos) + self.layers.held_bytes
             raise HcLensError(
@@ -155,16 +162,8 @@ class SuffixEngine:
         return max(1, most)
 
     def _rows_that_fit(self, pos: int) -> int:
-        """How many stacked rows of `pos` tokens the memory holds; none is an HcLensError."""
-        row_bytes = self._row_bytes(pos)
-        rows = (self.memory - self.layers.held_bytes) // row_bytes
-        if rows < 1:
-            least = row_bytes + self.layers.held_bytes
-            raise HcLensError(
-                f"expected memory for at least one row of {pos} tokens ({least:,} bytes), got "
-                f"{self.memory:,} bytes; raise memory=, or cut the rows with max_length="
-            )
-        return rows
+        """How many stacked rows of `pos` tokens the memory holds."""
+        return (self.memory - self.layers.held_bytes) // self._row_bytes(pos)
 
     def _row_bytes(self, pos: int) -> int:
         """Bytes for one row of `pos` tokens: its activations, and what the source holds of it."""

@@ -138,7 +138,7 @@ class Attention:
             lines.setdefault(current, []).append(
                 f'<span class="hc-lens-token hc-lens-{kind}">{html.escape(token)}</span>'
             )
-        names = ("premise", "hypothesis") if len(lines) == 2 else ("sentence",)
+        names = ("premise", "hypothesis") if len(lines) == 2 else ("text",)
         return "".join(
             f'<div class="hc-lens-line"><span class="hc-lens-name">{name}</span>'
             f'<span class="hc-lens-tokens">{"".join(parts)}</span></div>'
@@ -198,8 +198,8 @@ def attention(
 
     Args:
         model: a hooked model with its tokenizer.
-        premise: the first (or only) sentence; a list of them; or a batch.
-        hypothesis: the second sentence, or a list of as many.
+        premise: the first (or only) text; a list of them; or a batch.
+        hypothesis: the second text, or a list of as many.
         heads: labels such as ``"L4.H0"``; all heads by default.
         subnetwork: anything with a ``mask``, such as `hc.Subnetwork`. The patterns are those under
             the mask, and removed heads are marked.
@@ -251,8 +251,7 @@ def _batch(
     firsts = [premise] if isinstance(premise, str) else list(premise)
     if not all(text.strip() for text in firsts):
         raise HcLensError(
-            f"expected a premise with text, got {next(t for t in firsts if not t.strip())!r}; "
-            "give a sentence"
+            f"expected a first text, got {next(t for t in firsts if not t.strip())!r}; give one"
         )
     if hypothesis is None:
         return word_batch(model, firsts, separator)

@@ -125,13 +125,14 @@ def test_an_option_has_one_meaning_over_all_commands(capsys):
         "--force",
         "--case",
         "--labels",
-        "--means",
     )
     for option in shared:
         assert len(meanings[option]) == 1, (option, meanings[option])
     assert all(text.startswith("File") for text in meanings["--path"])
     assert all("older for the results" in text for text in meanings["--out"])
     assert all(text.startswith("Seed") for text in meanings["--seeds"])
+    # A text that is typed for hc-lens attention has no counterfactual.
+    assert all(text.startswith("What replaces removed units: a") for text in meanings["--means"])
 
 
 def test_no_arguments_show_the_help(call):

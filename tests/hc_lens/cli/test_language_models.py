@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import hc_lens as hc
 from hc_lens.data.specs import DataSpec
+from tests.hc_lens.cli.test_words import PYTHON
 from tests.language_models import save_language_model
 
 PROMPTS = [
@@ -149,13 +151,47 @@ def test_the_wiring_is_also_traced_on_adversarial_prompts_of_the_task(call, lang
     assert set(pd.read_csv("t/edges.csv")["dataset"]) == {"id", "ood"}
 
 
+def test_what_helps_with_prompts_is_told_in_options(call, language_model, prompts):
+    read = ("--model", language_model, "--task", "own", "--path", prompts)
+    for more, told in (
+        (("--means", "counterfactual"), "a counterfactual of the same number of tokens"),
+        (("--max-length", 9), "expected no --max-length for prompts"),
+        (("--means", "zero", "--memory", "1KB"), "; raise --memory, or shorten the prompts"),
+        (("--token-budget", 2), "; raise it, or shorten the prompts"),
+    ):
+        done = call("scan", *read, *more)
+        assert done.exit_code == 1
+        line = done.stderr.splitlines()[-1]
+        assert told in line
+        assert not PYTHON.search(line)
+        assert "hc.Counterfactual" not in line
+
+
+def test_a_misspelt_column_is_told_in_a_note(call, language_model, prompts):
+    prompts.write_text(prompts.read_text().replace('"wrong"', '"wrongs"'))
+    done = call("evaluate", "--model", language_model, "--task", "own", "--path", prompts)
+    assert done.exit_code == 0, done.output
+    notes = [line for line in done.stderr.splitlines() if line.startswith("note: column")]
+    assert len(notes) == 1
+    assert "column 'wrongs' of own/all is not read" in notes[0]
+
+
+@pytest.mark.parametrize("option", ["--text", "--premise"])
+def test_the_attention_of_a_language_model_to_one_text(call, language_model, option):
+    line = ("attention", "--model", language_model, option, "Now, the dog", "--out", "a")
+    done = call(*line)
+    assert done.exit_code == 0, done.output
+    assert 'text = "Now, the dog"' in Path("a/command.toml").read_text()
+    assert '<span class="hc-lens-name">text</span>' in Path("a/attention.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "more", "told"),
     [
         ("model", ("--task", "ioi"), "expected a language model for prompts, got a classifier"),
         ("language_model", ("--task", "organism"), "expected a classifier for the task 'organism'"),
         ("language_model", ("--task", "ioi", "--labels", "a,b"), "expected prompts without labels"),
-        ("language_model", ("--task", "ioi", "--max-length", 9), "expected no max_length for"),
+        ("language_model", ("--task", "ioi", "--max-length", 9), "expected no --max-length for"),
         ("language_model", ("--task", "ioi", "--limit", 0), "expected limit"),
         ("language_model", ("--task", "ioi", "--metrics", "acc"), "expected the metric among"),
     ],

@@ -85,10 +85,10 @@ def test_an_error_tells_which_option_helps(call, read, line, told):
     assert not PYTHON.search(done.stderr)
 
 
-def test_an_empty_premise_is_refused(call, model, rows, tmp_path):
-    done = call("attention", "--model", model, "--premise", " ", "--out", "a")
+def test_an_empty_text_is_refused(call, model, rows, tmp_path):
+    done = call("attention", "--model", model, "--text", " ", "--out", "a")
     assert done.exit_code == 1
-    assert "expected a premise with text, got ' '" in done.stderr
+    assert "expected a first text, got ' '" in done.stderr
     first, *others = (rows / "train.jsonl").read_text().splitlines()
     empty = first.replace("the doctor ran .", "")
     (tmp_path / "own.jsonl").write_text("\n".join([*others, empty]))

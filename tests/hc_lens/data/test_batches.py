@@ -8,6 +8,7 @@ import sys
 from itertools import permutations
 
 import datasets
+import jaxtyping
 import pyarrow as pa
 import pytest
 import torch
@@ -126,8 +127,16 @@ def test_a_decoder_is_padded_on_the_side_asked_for(gpt2, task, side):
 
 
 def test_an_encoder_is_not_padded_on_the_left(bert, task):
-    with pytest.raises(HcLensError, match="'left' on a decoder, got 'left'"):
+    message = "padding_side 'right' on this model, which is an encoder, got 'left'; leave it out"
+    with pytest.raises(HcLensError, match=message):
         task.batches(bert, padding_side="left")
+
+
+def test_a_side_that_is_none_is_refused_with_those_there_are(gpt2, task, monkeypatch):
+    # A user's session has no type checks at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(HcLensError, match="padding_side 'right' or 'left', got 'middle'; leave it"):
+        task.batches(gpt2, padding_side="middle")
 
 
 def test_a_second_pass_gives_the_same_batches(bert, task):

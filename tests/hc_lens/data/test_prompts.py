@@ -5,11 +5,13 @@ import json
 import pandas as pd
 import pytest
 import torch
+import transformers as hf
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 import hc_lens as hc
 from hc_lens.data.batches import bucket
 from hc_lens.data.encoding import token_ids
-from hc_lens.data.prompts import Prompts
+from hc_lens.data.prompts import Prompts, UnreadColumnWarning
 from hc_lens.errors import HcLensError
 from tests import tiny
 from tests.hc_lens.data.words import word_model
@@ -108,9 +110,53 @@ def test_token_ids_are_those_of_to_tokens(tokenizer_puts_it, default, asked):
 def test_a_model_of_load_tokenises_as_hugging_face_does():
     tokenizer = tiny.byte_tokenizer()
     model = hc.load(tiny.tiny_language_model("gpt2"), tokenizer=tokenizer)
-    _, batch = one_batch(model, [{"prompt": "see the", "right": "the", "wrong": "a"}])
+    _, batch = one_batch(model, [{"prompt": "see the", "right": "the"}])
     assert batch.tokens[0].tolist() == tokenizer("see the")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(batch.answers[0, :, 0].tolist()) == ["Ġthe", "Ġ"]
+    assert tokenizer.convert_ids_to_tokens(batch.answers[0, 0].tolist()) == ["Ġthe"]
+
+
+def byte_fallback_model():
+    """Words are tokens with the space before them; what is no word is a space and its bytes."""
+    pieces = ("▁", "▁the", "▁dog", "▁was", "▁4x")
+    words = [*pieces, *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((word, -1.0) for word in words)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    model = word_model([], d_vocab=len(vocabulary), tokenizer_prepends_bos=False)
+    model.tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", pad_token="<s>"
+    )
+    return model
+
+
+def test_an_answer_that_begins_with_a_bare_space_is_refused():
+    model = byte_fallback_model()
+    rows = [{"prompt": "the dog", "right": [answer]} for answer in ("was", "☃", "4", " 4")]
+    message = (
+        r"whose first token is not a space alone in prompts/all, got 3 rows that are not so: "
+        r"row 1 \('☃' for 'the dog'\), row 2 \('4' .*, row 3 \(' 4' .*; give token ids, or end "
+    )
+    with pytest.raises(HcLensError, match=message):
+        Prompts.from_rows(rows).batches(model)
+    with pytest.raises(HcLensError, match=r"got 1 row that is not so: row 0 \('☃'"):
+        Prompts.from_rows([{**rows[0], "wrong": ["☃"]}]).batches(model)
+
+
+def test_an_answer_may_be_or_begin_with_white_space_that_is_meant():
+    model = byte_fallback_model()
+    rows = [
+        {"prompt": "the dog", "right": "was"},
+        {"prompt": "the dog", "right": "4x"},
+        {"prompt": "the dog ", "right": "☃"},  # the prompt ends with the space itself
+        {"prompt": "the dog", "right": " "},
+        {"prompt": "the dog", "right": "\n☃"},
+    ]
+    table = Prompts.from_rows(rows).rows(model)
+    expected = ["▁was", "▁4x", "<0xE2>", "▁", "<0x0A>"]
+    assert [tokens for [tokens] in table["right_tokens"]] == expected
 
 
 LOGITS = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0])
@@ -327,6 +373,35 @@ def test_files_of_each_kind_give_the_same_batches(model, tmp_path, suffix):
     assert prompts.batches(model).fingerprint == expected.batches(model).fingerprint
 
 
+ONE_OR_SEVERAL = [
+    {"prompt": "the dog", "right": "is", "wrong": ""},
+    {"prompt": "the cat", "right": ["is", "was"], "wrong": ["are"]},
+    {"prompt": "the cats", "right": ("are", "were"), "wrong": "is"},
+    {"prompt": "the dogs", "right": ["are"]},
+]
+
+
+@pytest.mark.parametrize("source", ["rows", "frame", "jsonl"])
+def test_a_row_gives_one_answer_and_another_row_a_list(model, tmp_path, source):
+    if source == "jsonl":
+        path = tmp_path / "mine.jsonl"
+        path.write_text("\n".join(map(json.dumps, ONE_OR_SEVERAL)))
+        prompts = Prompts.from_files(path)
+    else:
+        rows = pd.DataFrame(ONE_OR_SEVERAL) if source == "frame" else ONE_OR_SEVERAL
+        prompts = Prompts.from_rows(rows)
+    table = prompts.rows(model)
+    assert table["right"].tolist() == [["is"], ["is", "was"], ["are", "were"], ["are"]]
+    assert table["wrong"].tolist() == [[], ["are"], ["is"], []]
+
+
+def test_token_ids_too_are_one_or_several(model):
+    rows = [{"prompt": [4, 5], "right": 6}, {"prompt": 7, "right": [8, 9]}]
+    table = Prompts.from_rows(rows).rows(model)
+    assert table["prompt"].tolist() == [[4, 5], [7]]
+    assert table["right"].tolist() == [[6], [8, 9]]
+
+
 def test_a_csv_cell_is_a_list_or_a_text(model, tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text('prompt,right,wrong\nthe dog,was,\nthe cats,"[""were"", ""are""]",[4]\n')
@@ -379,11 +454,46 @@ def test_a_masked_model_is_read_at_its_mask(masked, mask):
 
 
 @pytest.mark.parametrize(
+    ("prompt", "read", "reads"),
+    [
+        ("the doctor saw the judge .", 2, 2),
+        ("the [MASK] saw the [MASK] .", 2, 2),
+        ("the [MASK] saw the <mask> .", -3, 5),
+        ("the [MASK] saw the judge .", 5, 5),
+        ("the judge saw the judge .", 5, 5),
+    ],
+)
+def test_a_masked_model_is_read_where_a_row_says(masked, prompt, read, reads):
+    row = {"prompt": prompt, "right": ["doctor", "artist"], "wrong": ["judge"], "read": read}
+    _, batch = one_batch(masked, [row])
+    assert batch.reads.tolist() == [reads]
+    answers = [ids(masked, "doctor", "artist"), [*ids(masked, "judge"), -1]]
+    assert batch.answers.tolist() == [answers]
+
+
+def test_the_space_of_the_token_that_is_read_stays_before_the_answer():
+    # RoBERTa's tokens have the space before their word, and its mask takes the space with it.
+    tokenizer = tiny.byte_tokenizer(roberta=True)
+    tokenizer.backend_tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), add_prefix_space=False, trim_offsets=False
+    )
+    tokenizer.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
+    model = hc.load(tiny.tiny_language_model("roberta"), tokenizer=tokenizer)
+    rows = [{"prompt": "a the a the", "right": "the", "read": read} for read in (1, 2, 5)]
+    rows += [{"prompt": "a <mask> a <mask>", "right": "the", "read": 5}]
+    rows += [{"prompt": "a the a <mask>", "right": "the"}]
+    table = Prompts.from_rows(rows).rows(model)
+    assert table["read"].tolist() == [1, 2, 5, 5, 5]
+    assert table["right_tokens"].tolist() == [["the"], *[["Ġthe"]] * 4]
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"prompt": "the doctor ran", "right": "saw"}, r"one mask token .* row 0 \(0 in"),
         ({"prompt": "[MASK] [MASK]", "right": "saw"}, r"one mask token .* row 0 \(2 in"),
         ({"prompt": "the [MASK] ran", "right": "doctors"}, r"one token in the place .*'doctors'"),
+        ({"prompt": "the man ran", "right": "saw", "read": 0}, r"one token in the place .*'saw'"),
         ({"prompt": "the [MASK] ran", "right": "xylophone"}, r"tokenizer knows .*'xylophone'"),
     ],
 )
@@ -400,7 +510,7 @@ GOOD = {"prompt": "the dog", "right": "was", "wrong": "were"}
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": " "}, r"a prompt in every row in prompts/all, got 1 other row: row 1 \(' '\)"),
+        ({"prompt": " "}, r"every row in prompts/all, got 1 row that is not so: row 1 \(' '\)"),
         ({"right": ""}, r"a right answer in every row .* row 1 \('the dog'\)"),
         ({"right": "was saw", "wrong": "was"}, r"row 1 \(right 'was saw' and wrong 'was'\)"),
         ({"right": "zebra"}, r"answers that the tokenizer knows .* row 1 \('zebra'\)"),
@@ -418,7 +528,7 @@ def test_a_row_that_cannot_be_scored_is_refused_with_its_number(model, row, mess
 
 def test_a_counterfactual_of_another_length_is_refused_with_both_lengths(model):
     rows = [{**GOOD, "counterfactual": other} for other in ["the cat", *["the cat saw"] * 5]]
-    message = r"got 5 other rows: row 1 \(4 tokens for 3: 'the cat saw'\), row 2 .*, row 3 [^,]*;"
+    message = r"5 rows that .* row 1 \(4 tokens for 3: 'the cat saw'\), row 2 .*, row 3 [^,]*;"
     with pytest.raises(HcLensError, match=message):
         Prompts.from_rows(rows).batches(model)
 
@@ -439,6 +549,18 @@ def test_an_answer_that_changes_the_tokens_of_its_prompt_is_refused():
         ({"prompt": [1, 2], "right": [99]}, r"the tokenizer knows .* row 0 \(99\)"),
         ({"prompt": [1, 2], "right": ["was"]}, r"answers of token ids for prompts of token ids"),
         ({"prompt": [], "right": [1]}, r"a prompt in every row"),
+        ({"prompt": [1, 2], "right": [4.7]}, r"whole numbers as token ids .* row 0 \(4\.7\)"),
+        ({"prompt": [1, 2], "right": 4, "wrong": 4.7}, r"whole numbers .* row 0 \(4\.7\)"),
+        ({"prompt": [1, 2], "right": True}, r"whole numbers .* row 0 \(True\)"),
+        ({"prompt": "the", "right": [False]}, r"whole numbers .* row 0 \(False\)"),
+        ({"prompt": [1.5, 2], "right": 4}, r"got 1 row that is not so: row 0 \(1\.5\); correct"),
+        ({"prompt": [True], "right": 4}, r"whole numbers .* row 0 \(True\)"),
+        ({"prompt": ["the dog"], "right": 4}, r"whole numbers .* row 0 \('the dog'\)"),
+        ({"prompt": [[1, 2]], "right": 4}, r"whole numbers .* row 0 \(\[1, 2\]\)"),
+        (
+            {"prompt": [1, 2], "right": 4, "counterfactual": [1, 2.5]},
+            r"whole numbers .* row 0 \(2\.5\)",
+        ),
     ],
 )
 def test_token_ids_that_cannot_be_used_are_refused(model, row, message):
@@ -446,10 +568,55 @@ def test_token_ids_that_cannot_be_used_are_refused(model, row, message):
         Prompts.from_rows([row]).batches(model)
 
 
+def test_whole_numbers_that_pandas_wrote_as_floats_are_token_ids(model):
+    rows = pd.DataFrame({"prompt": [[1.0, 2.0], [3.0]], "right": [4, 5], "wrong": [6, None]})
+    table = Prompts.from_rows(rows).rows(model)
+    assert table["prompt"].tolist() == [[1, 2], [3]]
+    assert table["wrong"].tolist() == [[6], []]
+    assert all(type(each) is int for row in (*table["prompt"], *table["wrong"]) for each in row)
+
+
+@pytest.mark.parametrize(
+    ("column", "like"),
+    [
+        ("wrongs", "wrong"),
+        ("Wrong", "wrong"),
+        ("cases", "case"),
+        ("counter_factual", "counterfactual"),
+        ("sides", "side"),
+    ],
+)
+def test_a_column_that_is_very_like_another_and_unread_is_named_in_a_warning(column, like):
+    rows = [{"prompt": "the dog", "right": "was", column: "were"}]
+    message = rf"column '{column}' of prompts/all is not read, .* like '{like}'; rename it"
+    with pytest.warns(UnreadColumnWarning, match=message):
+        Prompts.from_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "settings"),
+    [
+        ("wrongs", {"wrong": "wrongs"}),
+        ("cases", {"side": "cases"}),
+        ("wrongs", {"wrong": None}),
+        ("weight", {}),
+        ("base", {}),
+    ],
+)
+def test_other_columns_stay_unread_in_silence(recwarn, column, settings):
+    rows = [{"prompt": "the dog", "right": "was", column: "friendly"}]
+    Prompts.from_rows(rows, **settings)
+    both = {"wrong": "were", "case": "a", "side": ""}
+    Prompts.from_rows([{**rows[0], **both}])
+    assert not [found for found in recwarn if found.category is UnreadColumnWarning]
+
+
 def test_settings_that_cannot_be_used_are_refused(model, gpt2):
     prompts = Prompts.from_rows([GOOD])
     with pytest.raises(HcLensError, match=r"no max_length for prompts, .* got 5"):
         prompts.batches(model, max_length=5)
+    with pytest.raises(HcLensError, match=r"got 2; raise it, or shorten the prompts$"):
+        prompts.batches(model, token_budget=2)
     with pytest.raises(HcLensError, match=r"a language model for prompts, got a classifier"):
         prompts.batches(gpt2)
     with pytest.raises(HcLensError, match=r"a TransformerLens model, got 'gpt2'"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import datasets
 import pandas as pd
@@ -117,6 +118,14 @@ def test_rows_in_memory_may_be_dicts_a_frame_or_a_dataset():
 def test_rows_with_different_keys_keep_all_columns():
     tables = readers.read_rows([{"text": "a"}, {"text": "b", "case": "x"}])
     assert tables["all"]["case"][:] == [None, "x"]
+
+
+@pytest.mark.parametrize("kind", [list, pd.DataFrame])
+def test_where_some_cells_are_lists_every_cell_is_one(kind):
+    cells = ["a", ["b", "c"], ("d",), None, "", math.nan]
+    table = readers.read_rows(kind([{"text": cell, "other": "x"} for cell in cells]))["all"]
+    assert table["text"][:] == [["a"], ["b", "c"], ["d"], None, [""], None]
+    assert table["other"][:] == ["x"] * 6
 
 
 def test_rows_of_mixed_type_are_an_error():

@@ -228,7 +228,9 @@ def test_the_static_figure_has_a_map_for_each_head(bert):
 
 def test_a_single_sentence_is_shown(bert):
     shown = attention(bert, "the judge ran")
+    assert '<span class="hc-lens-name">text</span>' in shown.fragment("f")
     assert "premise" not in shown.fragment("f")
+    assert "sentence<" not in shown.fragment("f")
     assert 1 not in shown.sentences
 
 
