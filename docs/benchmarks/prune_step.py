@@ -20,7 +20,6 @@ import torch
 import transformers
 
 import hc_lens as hc
-from hc_lens.metrics import kl_divergence
 from hc_lens.models.inputs import mask_name
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import GateTraining, frozen
@@ -79,6 +78,14 @@ def seconds(way: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+class Forgetful(Teacher):
+    """A full model that runs at each step, as in the public code."""
+
+    @torch.no_grad()
+    def held(self, batch: object) -> torch.Tensor:
+        return self.model(**batch.inputs)
+
+
 def main() -> None:
     """Print the two ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -94,7 +101,7 @@ def main() -> None:
     teacher = Teacher(model)
     ours = GateTraining(Job(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), teacher))
     reference_config = hc.PruneConfig.reference(0.5, 0, steps=100)
-    theirs = GateTraining(Job(model, batches, means, reference_config, teacher))
+    theirs = GateTraining(Job(model, batches, means, reference_config, Forgetful(model)))
 
     def plain(batch: object) -> None:
         point = model.hook_dict["hook_full_embed"]
@@ -104,15 +111,12 @@ def main() -> None:
 
     def reference(batch: object) -> None:
         wide = padded(model, batch)
-        with torch.no_grad():
-            full = model(**wide.inputs)
-        theirs.row_loss = lambda logits, _: kl_divergence(full, logits)
         theirs.step(50, [wide])
 
     times = []
     with frozen(model):
         for index, batch in enumerate(batches):
-            teacher.logits(batch)
+            teacher.held(batch)
             step = lambda batch=batch: ours.step(50, [batch])  # noqa: E731
             turn = [seconds(step), seconds(lambda batch=batch: plain(batch))]
             turn.append(seconds(lambda batch=batch: reference(batch)))

@@ -12,7 +12,6 @@ from hc_lens.metrics import AT_ONCE, held_metrics
 from hc_lens.models.quiet import quiet
 from hc_lens.models.reading import Readout
 from hc_lens.pruning.job import Job, Teacher
-from hc_lens.pruning.train import row_loss
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers, HookedLayers
 from hc_lens.units import UnitSpace
@@ -267,7 +266,7 @@ def test_the_losses_of_pruning_are_known_by_hand_and_train_gates(loss: str):
                                  - (p[right].sum() / p[wrong].sum()).log()) ** 2,
             "probability": (q[right].sum() - p[right].sum()) ** 2,
         }[loss])  # fmt: skip
-    found = row_loss(job)(without, batch)
+    found = job.loss(without, batch, lambda: full)
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-9, atol=1e-12)
     assert len(hc.prune(model, batches, means, config, **SILENT).removed) == 6
 

@@ -21,11 +21,11 @@ from hc_lens.metrics import (
     Totals,
     by_side,
     cross_entropy,
+    held_metrics,
     kl_divergence,
     label_metrics,
     log_odds,
     over_cases,
-    row_metrics,
     sides,
     wilson,
 )
@@ -68,7 +68,12 @@ class Unlabelled(ThreeWay):
 
 
 def batch_of(*labels: int):
-    return SimpleNamespace(labels=torch.tensor(labels))
+    return SimpleNamespace(labels=torch.tensor(labels), rows=torch.arange(len(labels)))
+
+
+def measured(batches, batch, *runs):
+    """The metrics of some runs from their logits, the full model's first."""
+    return held_metrics(batches, batch, torch.stack(runs), lambda held: held)
 
 
 def test_kl_of_two_coins_is_known_by_hand():
@@ -101,7 +106,7 @@ def test_every_metric_of_a_row_is_known_by_hand():
     # The full model gives 1/2, 1/4, 1/4; the run gives 1/4, 1/2, 1/4; the label is the first.
     full = torch.tensor([[1 / 2, 1 / 4, 1 / 4]]).log()
     run = torch.tensor([[1 / 4, 1 / 2, 1 / 4]]).log()
-    found = row_metrics(ThreeWay(), batch_of(0), full, torch.stack([full, run]))
+    found = measured(ThreeWay(), batch_of(0), full, run)
     values = {name: value[:, 0].tolist() for name, value in found.items()}
     assert values[ACCURACY] == [1, 0]
     assert values[AGREEMENT] == [1, 0]
@@ -113,17 +118,17 @@ def test_every_metric_of_a_row_is_known_by_hand():
 def test_a_two_way_task_counts_in_its_own_labels():
     full = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3]]).log()
     run = torch.tensor([[0.1, 0.2, 0.7], [0.2, 0.3, 0.5]]).log()
-    found = row_metrics(TwoWay(), batch_of(1, 1), full, run[None])
-    assert found[ACCURACY].tolist() == [[1, 1]]
+    found = measured(TwoWay(), batch_of(1, 1), full, run)
+    assert found[ACCURACY][1].tolist() == [1, 1]
     # The second row goes from the model's label 1 to 2, which are one label of the task.
-    assert found[AGREEMENT].tolist() == [[0, 1]]
-    assert found[LOGIT][0].tolist() == pytest.approx([math.log(9), math.log(4)], abs=1e-5)
-    assert found[MARGIN][0].tolist() == pytest.approx([math.log(1 / 9), math.log(3 / 7)], abs=1e-5)
+    assert found[AGREEMENT][1].tolist() == [0, 1]
+    assert found[LOGIT][1].tolist() == pytest.approx([math.log(9), math.log(4)], abs=1e-5)
+    assert found[MARGIN][1].tolist() == pytest.approx([math.log(1 / 9), math.log(3 / 7)], abs=1e-5)
 
 
 def test_a_row_without_a_label_is_neither_right_nor_wrong():
     logits = torch.zeros(2, 3)
-    found = row_metrics(ThreeWay(), batch_of(-1, 0), logits, logits[None])
+    found = measured(ThreeWay(), batch_of(-1, 0), logits)
     for name in (ACCURACY, LOGIT):
         assert found[name][0].isnan().tolist() == [True, False]
     assert found[AGREEMENT].tolist() == [[1, 1]]
@@ -131,7 +136,7 @@ def test_a_row_without_a_label_is_neither_right_nor_wrong():
 
 def test_a_task_without_labels_is_compared_in_the_models_own():
     full, run = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 3.0, 2.0]])
-    found = row_metrics(Unlabelled(), batch_of(-1), full, torch.stack([full, run]))
+    found = measured(Unlabelled(), batch_of(-1), full, run)
     assert found[AGREEMENT].tolist() == [[1], [0]]
     assert found[LOGIT].isnan().all()
     assert found[ACCURACY].isnan().all()
@@ -141,7 +146,7 @@ def test_batches_that_do_not_name_their_labels_have_some_all_the_same():
     named, logits = TwoWay(), torch.tensor([[0.4, 0.3, 0.3]]).log()
     unnamed = SimpleNamespace(predictions=named.predictions, log_probs=named.log_probs)
     for batches in (named, unnamed):
-        found = row_metrics(batches, batch_of(1), logits, logits[None])  # type: ignore[arg-type]
+        found = measured(batches, batch_of(1), logits)
         assert found[ACCURACY].tolist() == [[0]]
         assert found[LOGIT].item() == pytest.approx(math.log(1.5), abs=1e-5)
 
@@ -195,7 +200,7 @@ def test_cases_are_joined_by_their_rows_and_a_missing_number_does_not_count():
 def test_the_predicted_label_is_one_of_the_tasks_own():
     # The model's labels 0, 1 and 2 are the task's a, other and other.
     logits = torch.eye(3)
-    found = row_metrics(TwoWay(), batch_of(0, 0, 1), logits, logits[None])
+    found = measured(TwoWay(), batch_of(0, 0, 1), logits)
     assert found[PREDICTION].tolist() == [[0, 1, 1]]
     said = label_metrics(TwoWay(), batch_of(0, 0, 1), found[PREDICTION])
     assert said["share_a"].tolist() == [[1, 0, 0]]

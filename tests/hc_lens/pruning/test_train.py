@@ -11,7 +11,7 @@ from transformer_lens import HookedTransformer
 import hc_lens as hc
 from hc_lens.cli.prune import Settings as Command
 from hc_lens.models.quiet import quiet
-from hc_lens.pruning.baselines import masked_kl
+from hc_lens.pruning.baselines import masked_loss
 from hc_lens.pruning.config import Method, PruneConfig
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import METHODS, penalty, prune
@@ -126,9 +126,9 @@ def test_the_target_is_held_to_the_end(setting):
 def test_training_beats_a_random_mask_of_the_same_size(setting):
     measured = job(setting)
     trained = run(setting, PruneConfig(0.4, 0, steps=200))
-    kl = masked_kl(measured, trained.mask)
+    kl = masked_loss(measured, trained.mask)
     others = [run(setting, PruneConfig(0.4, seed, method="random")) for seed in range(10)]
-    assert kl < min(masked_kl(measured, sub.mask) for sub in others)
+    assert kl < min(masked_loss(measured, sub.mask) for sub in others)
 
 
 def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
@@ -141,7 +141,7 @@ def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
         for unit in rest:
             mask = torch.ones(15)
             mask[space.indices([*removed, unit])] = 0
-            costs[unit] = masked_kl(measured, mask)
+            costs[unit] = masked_loss(measured, mask)
         removed.append(min(costs, key=costs.get))
     assert set(sub.removed) == set(removed)
 
