@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -131,10 +131,11 @@ def _check_labelled(batch: BatchLike, what: str) -> None:
         )
 
 
-def check_metrics(given: Metrics, columns: Iterable[str] = ()) -> dict[str, Metric | str]:
-    """What a user asks for, by its name in tables; a name that is not known is an HcLensError.
+def check_metrics(given: object, columns: Iterable[str] = ()) -> dict[str, Metric | str]:
+    """The `Metrics` that a user asks for, by their names in tables.
 
-    So is the name of a function that a table has already, with its own `columns`.
+    Anything else, and a name that is not known, is an HcLensError. So is a name of a function that
+    a table has already, with its own `columns`.
     """
     named = _by_name(given)
     for name, metric in named.items():
@@ -161,14 +162,14 @@ def check_metrics(given: Metrics, columns: Iterable[str] = ()) -> dict[str, Metr
     return named
 
 
-def further(given: Metrics, columns: Iterable[str]) -> dict[str, Metric | str]:
+def further(given: object, columns: Iterable[str]) -> dict[str, Metric | str]:
     """Those of `check_metrics` that a table with these columns does not have anyway."""
     known = list(columns)
     asked = check_metrics(given, known)
     return {name: metric for name, metric in asked.items() if name not in known}
 
 
-def _by_name(given: Metrics) -> dict[str, Metric | str]:
+def _by_name(given: object) -> dict[str, Any]:
     """Metrics by name, from a mapping or a list of names."""
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         write = f"[{given!r}]" if isinstance(given, str) else "{'my_metric': my_metric}"
@@ -232,7 +233,7 @@ def check_values(
             f"expected finite numbers of {name}, got NaN or infinity for row {row}; look at how "
             "it divides or takes logarithms there"
         )
-    return values
+    return values if values.is_floating_point() else values.double()
 
 
 def row_values(

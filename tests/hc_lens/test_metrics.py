@@ -20,12 +20,15 @@ from hc_lens.metrics import (
     PREDICTION,
     Totals,
     by_side,
+    check_metrics,
     cross_entropy,
+    further,
     held_metrics,
     kl_divergence,
     label_metrics,
     log_odds,
     over_cases,
+    row_values,
     sides,
     wilson,
 )
@@ -283,3 +286,69 @@ def test_a_table_without_sides_has_no_balanced_score(lacking):
     assert found.columns.tolist() == ["dataset", *names]
     assert found["dataset"].tolist() == ["ood", "half", "id"]
     assert found[names].isna().all(axis=None)
+
+
+def ones(logits, batch):
+    return torch.ones(len(logits))
+
+
+COLUMNS = ("dataset", "case", "n", "set", "accuracy", "accuracy_change", "kl", "logit_change")
+
+
+@pytest.mark.parametrize(
+    "name", [*COLUMNS[:4], "logit_change", "share_a", "prediction", "mine_change"]
+)
+def test_a_metric_of_ones_own_cannot_have_the_name_of_a_column(name):
+    with pytest.raises(HcLensError, match=f"no other column of the table has, got '{name}'"):
+        check_metrics({"mine": ones, name: ones}, COLUMNS)
+    assert list(check_metrics({"mine": ones, "yours": ones, "kl": "kl"}, COLUMNS)) == [
+        *("mine", "yours", "kl")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("logit_difference", r"got 'logit_difference' alone; write metrics=\['logit_difference'\]"),
+        (ones, r"got <function ones.* alone; write metrics=\{'my_metric': my_metric\}"),
+        (None, "got None alone"),
+        ([ones], r"names of metrics as text, got <function ones.*metrics=\{'my_metric'"),
+        ({1: ones}, "names of metrics as text, got 1"),
+        (["logit", "logit_difference"], "'logit' and 'logit_difference', which are two names of"),
+        ({"mine": "kl"}, "under its own name"),
+    ],
+)
+def test_metrics_are_a_list_of_names_or_a_mapping_to_functions(given, message):
+    with pytest.raises(HcLensError, match=message):
+        check_metrics(given)
+
+
+def test_further_metrics_are_those_that_a_table_does_not_have():
+    assert further(["kl", "loss", "logit_difference"], ["kl", "n"]) == {
+        "loss": "loss",
+        "logit_difference": "logit",
+    }
+    # What was checked can be checked again.
+    asked = check_metrics(["logit_difference"])
+    assert check_metrics(asked) == asked
+
+
+def test_a_metric_may_be_called_as_the_sums_were():
+    totals = Totals(pd.DataFrame(index=[0]), ["labelled", ACCURACY])
+    values = {"labelled": torch.tensor([[3.0, 5.0]]), ACCURACY: torch.tensor([[1.0, torch.nan]])}
+    totals.add("rows", ["a", "a"], torch.tensor([0, -1]), values)
+    assert totals.table()[["n", "labelled", ACCURACY]].to_numpy().tolist() == [[2, 4, 1]]
+
+
+def test_a_metric_gives_one_finite_number_for_each_row():
+    logits, batch = torch.zeros(2, 3), batch_of(0, 1)
+    assert row_values(ones, logits, batch).tolist() == [1, 1]
+    assert row_values(lambda logits, batch: batch.rows > 0, logits, batch).tolist() == [False, True]
+    bad = {
+        "a ndarray of shape": lambda logits, batch: np.ones(2),
+        r"a tensor of shape \[\]": lambda logits, batch: logits.mean(),
+        "infinity for row 1": lambda logits, batch: torch.tensor([0.0, torch.inf]),
+    }
+    for message, metric in bad.items():
+        with pytest.raises(HcLensError, match=message):
+            row_values(metric, logits, batch)
