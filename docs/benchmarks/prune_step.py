@@ -11,10 +11,10 @@ with the lengths of MNLI. The ways take turns; a ratio is the median over rounds
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import torch
 import transformers
@@ -58,17 +58,18 @@ def bucketed(model: object, lengths: list[int], generator: torch.Generator) -> l
         mask = (torch.arange(rows[-1])[None] < torch.tensor(rows)[:, None]).long()
         ids, mask = (ids * mask).to(model.cfg.device), mask.to(model.cfg.device)
         inputs = {"input": ids, mask_name(model): mask}
-        batches.append(SimpleNamespace(inputs=inputs, rows=torch.arange(start, end)))
+        labels, cases = torch.zeros(len(rows), dtype=torch.long), ("all",) * len(rows)
+        batches.append(hc.Batch(inputs, labels, cases, torch.arange(start, end)))
         start = end
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[index] for index in order]
 
 
-def padded(model: object, batch: object) -> SimpleNamespace:
+def padded(model: object, batch: hc.Batch) -> hc.Batch:
     """The same rows, padded to 128."""
     tokens = torch.nn.functional.pad(batch.inputs["input"], (0, WIDTH))[:, :WIDTH]
     mask = torch.nn.functional.pad(batch.inputs["one_zero_attention_mask"], (0, WIDTH))[:, :WIDTH]
-    return SimpleNamespace(inputs={"input": tokens, mask_name(model): mask}, rows=batch.rows)
+    return dataclasses.replace(batch, inputs={"input": tokens, mask_name(model): mask})
 
 
 def seconds(way: Callable[[], object]) -> float:

@@ -145,6 +145,16 @@ def test_a_users_hook_behind_the_last_block_still_runs_for_means():
     assert seen == [(ROWS, 3, 16)]
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_a_users_hook_on_the_model_itself_still_runs_for_means(family):
+    model = load(family)
+    batches, seen = prompts(model, family), []
+    with model.register_forward_pre_hook(lambda *given: seen.append(1)):
+        assert not Readout(model).split
+        hc.collect_means(model, batches, **SILENT)
+    assert len(seen) == len(batches)
+
+
 def test_a_stream_that_is_not_finite_is_still_found_out():
     model, batches = large()
     with torch.no_grad():
