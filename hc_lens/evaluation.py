@@ -36,14 +36,16 @@ from hc_lens.metrics import (
     Metric,
     Metrics,
     Totals,
-    check_metrics,
+    further,
     held_metrics,
     label_metrics,
     label_names,
     sides,
+    try_metrics,
     wilson,
 )
 from hc_lens.models.inputs import rows_at_once
+from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
@@ -106,9 +108,10 @@ def evaluate(
     for network in networks.values():
         network.check(model)
     _compare_means(networks, source)
-    more = {name: each for name, each in check_metrics(metrics).items() if name not in METRICS}
+    more, datasets = further(metrics, COLUMNS), named_batches(data)
+    try_metrics(more, datasets, Readout(model))
     runs, parts = [FULL, *networks], []
-    for name, batches in named_batches(data).items():
+    for name, batches in datasets.items():
         teacher = Teacher(model) if teachers is None else teachers[name]
         run = partial(_measured, teacher, list(networks.values()), source, more, batches)
         parts.append(_by_case(runs, name, batches, tuple(more), run, progress))

@@ -35,10 +35,12 @@ from hc_lens.metrics import (
     MARGIN,
     Metrics,
     Totals,
-    check_metrics,
+    further,
     held_metrics,
     over_cases,
+    try_metrics,
 )
+from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import UnitSet, set_label
@@ -60,6 +62,8 @@ MEASURES = (KL, "accuracy_change", AGREEMENT, "margin_change", "logit_change")
 """The columns that measure an effect."""
 ATTRIBUTION = "attribution"
 """The column of `edge_attribution`."""
+_COLUMNS = (*EDGE, "receivers", "n_edges", "dataset", "case", "n", *MEASURES, ATTRIBUTION)
+"""What the metrics of a user cannot be called."""
 ALL = "all"
 """In `joint_effects`: every receiver of the sender."""
 TOTAL = "ablated"
@@ -214,11 +218,11 @@ class _Patching:
         limit: int | None = None,
         progress: bool = True,
     ):
-        asked = check_metrics(metrics)
-        self._more = {name: metric for name, metric in asked.items() if name not in _METRICS}
+        self._more = further(metrics, (*_METRICS, *_COLUMNS))
         self._progress = progress
         self.engine = PathEngine(model, means, norms)
         self._named = limited_batches(datasets, self.engine.source, limit)
+        try_metrics(self._more, self._named, Readout(model))
 
     @torch.no_grad()
     def effects(

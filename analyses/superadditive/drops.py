@@ -16,7 +16,7 @@ a prompt they are the logit difference of its answers.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -42,6 +42,7 @@ from hc_lens.metrics import (
     PROBABILITY,
     Metric,
     Metrics,
+    check_metrics,
 )
 from hc_lens.scans.scan import ScanRows
 from hc_lens.units import Unit, UnitSet, as_units, set_label
@@ -99,9 +100,7 @@ def subsets(pool: Iterable[Unit | str], max_size: int = 3) -> list[tuple[Unit, .
 
 def to_scan(measure: str, metrics: Metrics = ()) -> dict[str, Metric | str]:
     """The metrics that a scan for a measure is asked for; an unknown measure is an HcLensError."""
-    asked: dict[str, Metric | str] = (
-        dict(metrics) if isinstance(metrics, Mapping) else {name: name for name in metrics}
-    )
+    asked = check_metrics(metrics)
     check_choice("a measure", measure, [*NAMED, *asked])
     return asked if measure in ALWAYS else {measure: measure, **asked}
 

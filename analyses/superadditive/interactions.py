@@ -222,7 +222,8 @@ class _Total:
             return lambda logits, own: made(self.batches.log_probs(logits, own), own.labels)
         with torch.no_grad():
             full = self._readout(batch)
-        return smooth_metric(name, self.batches, lambda _: full)
+        loss = smooth_metric(name, self.batches)
+        return lambda logits, own: loss(logits, own, lambda: full)
 
 
 def _correlations(measured: pd.DataFrame, measure: str) -> pd.DataFrame:

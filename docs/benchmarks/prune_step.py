@@ -11,16 +11,15 @@ with the lengths of MNLI. The ways take turns; a ratio is the median over rounds
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import torch
 import transformers
 
 import hc_lens as hc
-from hc_lens.metrics import kl_divergence
 from hc_lens.models.inputs import mask_name
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import GateTraining, frozen
@@ -59,17 +58,18 @@ def bucketed(model: object, lengths: list[int], generator: torch.Generator) -> l
         mask = (torch.arange(rows[-1])[None] < torch.tensor(rows)[:, None]).long()
         ids, mask = (ids * mask).to(model.cfg.device), mask.to(model.cfg.device)
         inputs = {"input": ids, mask_name(model): mask}
-        batches.append(SimpleNamespace(inputs=inputs, rows=torch.arange(start, end)))
+        labels, cases = torch.zeros(len(rows), dtype=torch.long), ("all",) * len(rows)
+        batches.append(hc.Batch(inputs, labels, cases, torch.arange(start, end)))
         start = end
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[index] for index in order]
 
 
-def padded(model: object, batch: object) -> SimpleNamespace:
+def padded(model: object, batch: hc.Batch) -> hc.Batch:
     """The same rows, padded to 128."""
     tokens = torch.nn.functional.pad(batch.inputs["input"], (0, WIDTH))[:, :WIDTH]
     mask = torch.nn.functional.pad(batch.inputs["one_zero_attention_mask"], (0, WIDTH))[:, :WIDTH]
-    return SimpleNamespace(inputs={"input": tokens, mask_name(model): mask}, rows=batch.rows)
+    return dataclasses.replace(batch, inputs={"input": tokens, mask_name(model): mask})
 
 
 def seconds(way: Callable[[], object]) -> float:
@@ -77,6 +77,14 @@ def seconds(way: Callable[[], object]) -> float:
     start = time.perf_counter()
     way()
     return time.perf_counter() - start
+
+
+class Forgetful(Teacher):
+    """A full model that runs at each step, as in the public code."""
+
+    @torch.no_grad()
+    def held(self, batch: object) -> torch.Tensor:
+        return self.model(**batch.inputs)
 
 
 def main() -> None:
@@ -94,7 +102,7 @@ def main() -> None:
     teacher = Teacher(model)
     ours = GateTraining(Job(model, batches, means, hc.PruneConfig(0.5, 0, steps=100), teacher))
     reference_config = hc.PruneConfig.reference(0.5, 0, steps=100)
-    theirs = GateTraining(Job(model, batches, means, reference_config, teacher))
+    theirs = GateTraining(Job(model, batches, means, reference_config, Forgetful(model)))
 
     def plain(batch: object) -> None:
         point = model.hook_dict["hook_full_embed"]
@@ -104,15 +112,12 @@ def main() -> None:
 
     def reference(batch: object) -> None:
         wide = padded(model, batch)
-        with torch.no_grad():
-            full = model(**wide.inputs)
-        theirs.row_loss = lambda logits, _: kl_divergence(full, logits)
         theirs.step(50, [wide])
 
     times = []
     with frozen(model):
         for index, batch in enumerate(batches):
-            teacher.logits(batch)
+            teacher.held(batch)
             step = lambda batch=batch: ours.step(50, [batch])  # noqa: E731
             turn = [seconds(step), seconds(lambda batch=batch: plain(batch))]
             turn.append(seconds(lambda batch=batch: reference(batch)))

@@ -281,11 +281,9 @@ class Metrics:
 
     def checked(self) -> tuple[str, ...]:
         """Those that a table does not have anyway; an unknown name is told before any work."""
-        from hc_lens.metrics import ACCURACY, AGREEMENT, KL, check_metrics
+        from hc_lens.metrics import ACCURACY, AGREEMENT, KL, further
 
-        return tuple(
-            name for name in check_metrics(self.metrics) if name not in (ACCURACY, AGREEMENT, KL)
-        )
+        return tuple(further(self.metrics, (ACCURACY, AGREEMENT, KL)))
 
 
 @section()

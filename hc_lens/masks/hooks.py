@@ -42,12 +42,15 @@ def hook_points(space: UnitSpace) -> dict[str, slice | int]:
     return {**heads, **{mlp_name(layer): space.index(Unit(layer)) for layer in space.mlps}}
 
 
+def is_hooked(module: Any) -> bool:
+    """Whether something hooks into a module itself or replaces its forward pass."""
+    hooks = getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
+    return bool(hooks) or "forward" in vars(module)
+
+
 def has_user_hooks(model: Model) -> bool:
     """Whether anything hooks into the forward pass of the model or replaces a part of it."""
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        for module in model.modules()
-    )
+    return any(is_hooked(module) for module in model.modules())
 
 
 def hooked_units(model: Model) -> UnitSpace:
@@ -124,11 +127,12 @@ def observe(
     inputs: Mapping[str, Tensor],
     names: Iterable[str],
     see: Callable[[str, Tensor], None],
+    run: Callable[[Mapping[str, Tensor]], Any] | None = None,
 ) -> tuple[Any, list[str]]:
     """Run the model; `see` gets the name and the activation of each hook point that fires.
 
-    Gives the logits, and the names of the hook points that did not fire, also because the model has
-    none of that name.
+    Gives what the run gave, the logits unless there is another `run`, and the names of the hook
+    points that did not fire, also because the model has none of that name.
     """
     silent = dict.fromkeys(names)
 
@@ -139,18 +143,5 @@ def observe(
     known = getattr(model, "hook_dict", {})
     edits = {name: partial(read, name) for name in silent if name in known}
     with torch.no_grad(), Handle(model, edits):
-        logits = model(**inputs)
-    return logits, list(silent)
-
-
-def read_units(
-    model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
-) -> Tensor:
-    """The logits; `read` gets the name and the activation of each hook point of the units."""
-    logits, silent = observe(model, inputs, hook_points(hooked_units(model)), read)
-    if silent:
-        raise HcLensError(
-            f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
-            "blocks through TransformerLens hooks?"
-        )
-    return logits
+        left = model(**inputs) if run is None else run(inputs)
+    return left, list(silent)

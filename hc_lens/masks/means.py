@@ -30,10 +30,11 @@ from tqdm.auto import tqdm
 from hc_lens.errors import HcLensError, check_choice
 from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_finite, check_weights
-from hc_lens.masks.hooks import hook_points, read_units
+from hc_lens.masks.hooks import hook_points
 from hc_lens.masks.replacements import Source, rank_in_row
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import mask_of, pieces
+from hc_lens.models.reading import read_units
 from hc_lens.protocols import BatchLike, Model, check_batch
 from hc_lens.records import digest, sealed, unsealed, write_file
 from hc_lens.units import UnitSpace

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,8 +26,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.hooks import read_units
-from hc_lens.models.inputs import mask_of
+from hc_lens.models.inputs import mask_of, pieces
+from hc_lens.models.reading import read_units
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import UnitSpace
 
@@ -224,8 +225,11 @@ class Counterfactual(_OfBatch):
 
     def on(self, batch: BatchLike) -> Source:
         """Run the model on the counterfactual of this batch and keep its activations."""
-        cache: dict[str, Tensor] = {}
-        read_units(self.model, self._inputs(batch), cache.__setitem__)
+        parts: dict[str, list[Tensor]] = defaultdict(list)
+        for inputs in pieces(self.model, self._inputs(batch)):
+            read_units(self.model, inputs, lambda name, value: parts[name].append(value))
+        # Of one hook point after another, so that both copies of all of them are never there.
+        cache = {name: torch.cat(parts.pop(name)) for name in list(parts)}
         return self._with(lambda name, activation: cache[name])
 
     def _inputs(self, batch: BatchLike) -> Mapping[str, Tensor]:

@@ -7,12 +7,15 @@
    read position, d_model numbers for each row; `logits` is the final norm and the unembedding of
    it. So the vocabulary's logits are made at one position alone, and of many runs only what is held
    needs to be kept.
-4. What cannot be taken apart is held as its logits: a classifier, a TransformerBridge, or a model
+4. `read_units` runs a model for the activations of its units alone: without final norm and
+   unembedding, which would make the vocabulary's logits at every position.
+5. What cannot be taken apart is held as its logits: a classifier, a TransformerBridge, or a model
    with hooks of the user's own behind its last block, which expect every position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.finite import is_finite
-from hc_lens.masks.hooks import has_user_hooks
+from hc_lens.masks.hooks import has_user_hooks, hook_points, hooked_units, is_hooked, observe
 from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.inputs import is_encoder, mask_of
 from hc_lens.protocols import BatchLike, Model
@@ -70,9 +73,8 @@ class Readout:
     def __init__(self, model: Model):
         self.model: Any = model
         language_model = isinstance(model, HookedEncoder | HookedTransformer)
-        hooked = bool(getattr(model, "_forward_hooks", None)) or any(
-            has_user_hooks(getattr(model, name)) for name in _BEHIND if hasattr(model, name)
-        )
+        behind = [getattr(model, name) for name in _BEHIND if hasattr(model, name)]
+        hooked = is_hooked(model) or any(map(has_user_hooks, behind))
         self.split = language_model and not is_classifier(model) and not hooked
         """Whether the residual stream is held; else the logits themselves are."""
 
@@ -82,18 +84,16 @@ class Readout:
 
     def held(self, batch: BatchLike) -> Float[Tensor, "batch width"]:
         """What a run leaves at the read position of each row: the stream, or the logits."""
-        if self.split:
-            return at_positions(self._stream(batch), read_positions(self.model, batch))
-        logits = self.model(**batch.inputs)
-        if logits.ndim == 3 and logits.shape[:2] == batch.inputs["input"].shape:
-            return at_positions(logits, read_positions(self.model, batch))
-        if logits.ndim != 2 or len(logits) != len(batch.rows):
+        left = self.run(batch.inputs)
+        if left.ndim == 3 and left.shape[:2] == batch.inputs["input"].shape:
+            return at_positions(left, read_positions(self.model, batch))
+        if left.ndim != 2 or len(left) != len(batch.rows):
             raise HcLensError(
                 f"expected logits [batch, labels] or [batch, pos, vocabulary] of {len(batch.rows)} "
-                f"rows, got {list(logits.shape)} from a {type(self.model).__name__}; load the "
+                f"rows, got {list(left.shape)} from a {type(self.model).__name__}; load the "
                 "model with hc.load, or pass a HookedTransformer or HookedEncoder"
             )
-        return logits
+        return left
 
     def logits(self, held: Float[Tensor, "*runs batch width"]) -> Float[Tensor, "*runs batch out"]:
         """The logits of what is held, with the model's own final norm and unembedding."""
@@ -111,9 +111,26 @@ class Readout:
             )
         return logits[:, 0].unflatten(0, held.shape[:-1])
 
-    def _stream(self, batch: BatchLike) -> Float[Tensor, "batch pos d_model"]:
-        model, inputs = self.model, batch.inputs
+    def run(self, inputs: Mapping[str, Tensor]) -> Any:
+        """What the blocks leave, the stream at every position, or else the model's own logits."""
+        model = self.model
+        if not self.split:
+            return model(**inputs)
         if isinstance(model, HookedEncoder):
             types, mask = inputs.get("token_type_ids"), inputs.get("one_zero_attention_mask")
             return model.encoder_output(inputs["input"], types, mask)
         return model(**inputs, stop_at_layer=model.cfg.n_layers)
+
+
+def read_units(
+    model: Model, inputs: Mapping[str, Tensor], read: Callable[[str, Tensor], None]
+) -> Float[Tensor, "batch ..."]:
+    """What `Readout.run` leaves; `read` gets each hook point of the units and its activation."""
+    names = hook_points(hooked_units(model))
+    left, silent = observe(model, inputs, names, read, Readout(model).run)
+    if silent:
+        raise HcLensError(
+            f"expected the hook points {silent[:3]} to fire, they did not; does the model run its "
+            "blocks through TransformerLens hooks?"
+        )
+    return left

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hc_lens.errors import HcLensError, check_choice, check_count
+from hc_lens.metric_names import SmoothName
 from hc_lens.settings import plain_value
 
 Method = Literal["gates", "random", "importance", "greedy"]
 """Ways to find a subnetwork; `hc_lens.pruning.train.METHODS` has their functions."""
-LossName = Literal[
-    "kl", "cross-entropy", "logit_difference", "log_odds", "probability", "loss", "margin"
-]
-"""What the gates of a subnetwork can minimise, by name."""
+LossName = Literal[SmoothName, "cross-entropy"]
+"""What a subnetwork can be found by, by name."""
 BETA = 2 / 3
 """Temperature of the hard-concrete gates."""
 STRETCH = (-0.1, 1.1)
@@ -62,7 +61,9 @@ class PruneConfig:
     loss: LossName | Callable[..., Any] = "kl"
     """KL to the full model, cross-entropy with the labels, the squared change of a metric (see
     `hc_lens.metrics`), or a function of (logits, batch) that gives one loss per row, from the
-    logits where the row is read."""
+    logits where the row is read. Gates and greedy minimise it. Importance takes the gradient of the
+    metric itself; KL has none at the full model, so with "kl" it takes that of the cross-entropy.
+    Random units need no loss."""
     lr: float = 0.1
     """Learning rate of log_alpha."""
     lambda_lr: float = 0.05

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
@@ -20,9 +22,10 @@ from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_finite, check_weights
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import Metric, cross_entropy, row_values, smooth_metric
+from hc_lens.metrics import Metric, held_losses
 from hc_lens.protocols import BatchesLike, Model, check_batch
 from hc_lens.pruning.job import Teacher
+from hc_lens.pruning.losses import CROSS_ENTROPY, first_order_loss
 
 
 def importance(
@@ -39,19 +42,21 @@ def importance(
         batches: rows with labels, unless `loss` is a function.
         means: what would replace a removed unit.
         loss: what the effect is on: a metric such as ``"logit_difference"`` (see
-            `hc_lens.metrics.SMOOTH`), or a function of (logits, batch) that gives one number per
-            row, from the logits where the row is read; default cross-entropy.
+            `hc_lens.metrics.SMOOTH`; not KL, which has no gradient at the full model), or a
+            function of (logits, batch) that gives one number per row, from the logits where the
+            row is read; default ``"cross-entropy"``.
     """
     warn_if_masked(model)
     check_weights(model)
-    return mean_gradients(model, batches, as_source(means), loss, progress)
+    given = CROSS_ENTROPY if loss is None else loss
+    return mean_gradients(model, batches, as_source(means), given, progress)
 
 
 def mean_gradients(
     model: Model,
     batches: BatchesLike,
     source: Source,
-    loss: Metric | str | None = None,
+    loss: Metric | str,
     progress: bool = True,
 ) -> pd.DataFrame:
     """The table of `importance`."""
@@ -63,10 +68,7 @@ def mean_gradients(
             "batch) that gives one loss per row"
         )
     source.check(model, space)
-    teacher = Teacher(model)
-    row_loss = cross_entropy(batches) if loss is None else loss
-    if isinstance(row_loss, str):
-        row_loss = smooth_metric(row_loss, batches, teacher.logits)
+    row_loss, teacher = first_order_loss(loss, batches), Teacher(model)
     absolute = torch.zeros(len(space), dtype=torch.float64)
     signed, n_rows = absolute.clone(), 0
     for batch in tqdm(batches, desc="importance", disable=not progress, leave=False):
@@ -75,11 +77,12 @@ def mean_gradients(
         mask = torch.ones(rows, len(space), device=model.cfg.device, requires_grad=True)
         edits = mask_edits(space, mask, source.on(batch))
         with torch.enable_grad(), Handle(model, edits):
-            logits = teacher.readout(batch)
-            check_finite(model, batch.inputs, logits)
+            held = teacher.readout.held(batch)
+            check_finite(model, batch.inputs, held)
         with torch.enable_grad():
             # Not under the mask: the teacher may have to run the full model here.
-            total = row_values(row_loss, logits, batch).sum()
+            full = partial(teacher.held, batch)
+            total = held_losses(row_loss, batch, held, teacher.readout.logits, full).sum()
         (gradient,) = torch.autograd.grad(total, mask)
         absolute += gradient.abs().sum(0).double().cpu()
         signed -= gradient.sum(0).double().cpu()

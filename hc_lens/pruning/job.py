@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import pandas as pd
 import torch
@@ -23,12 +23,14 @@ from hc_lens.masks.ablate import Mask, mask_edits
 from hc_lens.masks.finite import check_finite
 from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source
+from hc_lens.metrics import Loss, held_losses
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import rows_at_once
 from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PruneConfig
 from hc_lens.pruning.gates import HardConcrete
+from hc_lens.pruning.losses import faithful_loss
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace
 
@@ -117,12 +119,19 @@ class Job:
             keep=dict.fromkeys([*config.keep, *mlps]),
         ).to(self.model.cfg.device)
 
-    def logits(self, mask: Mask, batch: BatchLike) -> Float[Tensor, "batch out"]:
-        """The logits of the model under a mask."""
+    @cached_property
+    def loss(self) -> Loss:
+        """The loss of each row that the settings name."""
+        return faithful_loss(self.config.loss, self.batches)
+
+    def losses(self, mask: Mask, batch: BatchLike, finite: bool = True) -> Float[Tensor, "batch"]:
+        """The loss of each row of the model under a mask."""
         with Handle(self.model, mask_edits(self.space, mask, self.source.on(batch))):
-            logits = self.teacher.readout(batch)
-            check_finite(self.model, batch.inputs, logits, "the model under a mask")
-        return logits
+            held = self.teacher.readout.held(batch)
+            check_finite(self.model, batch.inputs, held, "the model under a mask")
+        # Not under the mask: the teacher may have to run the full model here.
+        logits, full = self.teacher.readout.logits, partial(self.teacher.held, batch)
+        return held_losses(self.loss, batch, held, logits, full, finite)
 
     def without_lowest(self, scores: Float[Tensor, "units"]) -> Subnetwork:
         """The subnetwork without the units of the lowest scores, but for those that are kept."""

@@ -27,7 +27,6 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_weights
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import Metric, cross_entropy, kl_divergence, row_values, smooth_metric
 from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
@@ -70,7 +69,7 @@ def prune(
     # A sparsity that cannot be reached is found before any run of the model.
     job.gates.binarize(config.sparsity)
     if not callable(config.loss):
-        job.teacher.logits(batches[0])  # a model that cannot be read is found out at once
+        job.teacher.held(batches[0])  # a model that cannot be read is found out at once
     with frozen(model):
         return METHODS[config.method](job)
 
@@ -95,23 +94,6 @@ def penalty(
     return lambda_1 * gap + lambda_2 * gap.square()
 
 
-def row_loss(job: Job) -> Metric:
-    """The loss of each row that the settings name.
-
-    Of a metric it is the squared change from the full model's, so that the gates stay faithful to
-    it, whether it is to be high or low.
-    """
-    loss, full = job.config.loss, job.teacher.logits
-    if callable(loss):
-        return loss
-    if loss == "kl":
-        return lambda logits, batch: kl_divergence(full(batch), logits)
-    if loss == "cross-entropy":
-        return cross_entropy(job.batches)
-    metric = smooth_metric(loss, job.batches, full)
-    return lambda logits, batch: (metric(logits, batch) - metric(full(batch), batch)).square()
-
-
 class GateTraining:
     """The state of one mask training."""
 
@@ -119,7 +101,6 @@ class GateTraining:
         self.job, self.config, self.gates = job, job.config, job.gates
         device = job.model.cfg.device
         self.multipliers = [nn.Parameter(torch.zeros((), device=device)) for _ in range(2)]
-        self.row_loss = row_loss(job)
         self.optimiser = torch.optim.AdamW(  # the rates are set at each step
             [
                 {"params": [self.gates.log_alpha]},
@@ -189,9 +170,8 @@ class GateTraining:
         for batch in batches:
             sampled = self.gates.sample(len(batch.rows) if config.per_row else None)
             with torch.enable_grad():
-                logits = self.job.logits(sampled, batch)
-                # Not under the mask: the teacher may have to run the full model here.
-                rows = row_values(self.row_loss, logits, batch)
+                # One that is not finite stops the training, which keeps what it has.
+                rows = self.job.losses(sampled, batch, finite=False)
             drawn = 1.0 - sampled.mean()
             sparsity = self.gates.expected_sparsity() if config.expected_sparsity else drawn
             share, loss = len(batch.rows) / n_rows, rows.mean()

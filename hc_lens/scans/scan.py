@@ -48,6 +48,7 @@ from hc_lens.metrics import (
     Totals,
     check_metrics,
     held_metrics,
+    try_metrics,
 )
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.protocols import BatchesLike, BatchLike, Model
@@ -250,7 +251,7 @@ class _Scan:
     ):
         if unknown := [name for name in options if name not in ScanOptions.__annotations__]:
             raise TypeError(f"a scan has no argument {unknown[0]!r}")
-        self.more: dict[str, Metric | str] = check_metrics(options.get("metrics", ()))
+        self.more: dict[str, Metric | str] = check_metrics(options.get("metrics", ()), COLUMNS)
         self._progress, store = options.get("progress", True), options.get("store")
         warn_if_masked(model)
         check_weights(model)
@@ -263,6 +264,7 @@ class _Scan:
         memory = parse_memory(options.get("memory", "1GB"))
         self._engine = SuffixEngine(model, self._sets, source, memory)
         self.readout = self._engine.layers.readout
+        try_metrics(self.more, self._named, self.readout)
         self._records = None if store is None else Records(store, "scan")
         self._keys = {} if self._records is None else self._begin(self._records)
 

@@ -8,11 +8,12 @@ import torch
 from transformer_lens import HookedEncoder, HookedTransformer
 
 import hc_lens as hc
+from hc_lens.analyses.composition.engine import PathEngine
+from hc_lens.analyses.composition.exact import edge_effects
 from hc_lens.metrics import AT_ONCE, held_metrics
 from hc_lens.models.quiet import quiet
 from hc_lens.models.reading import Readout
 from hc_lens.pruning.job import Job, Teacher
-from hc_lens.pruning.train import row_loss
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers, HookedLayers
 from hc_lens.units import UnitSpace
@@ -267,7 +268,7 @@ def test_the_losses_of_pruning_are_known_by_hand_and_train_gates(loss: str):
                                  - (p[right].sum() / p[wrong].sum()).log()) ** 2,
             "probability": (q[right].sum() - p[right].sum()) ** 2,
         }[loss])  # fmt: skip
-    found = row_loss(job)(without, batch)
+    found = job.loss(without, batch, lambda: full)
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-9, atol=1e-12)
     assert len(hc.prune(model, batches, means, config, **SILENT).removed) == 6
 
@@ -329,6 +330,44 @@ def test_a_metric_of_a_wrong_shape_or_with_nan_is_an_error():
         hc.scan(model, batches, "zero", metrics={"kl": wrong["shape"]}, **SILENT)
     with pytest.raises(hc.HcLensError, match="a metric with a derivative"):
         hc.importance(model, batches, "zero", loss="accuracy", **SILENT)
+
+
+def test_a_metric_is_tried_on_a_few_rows_before_any_work(monkeypatch):
+    model = load("gpt2")
+    batches, seen = prompts(model, "gpt2"), []
+
+    def stop(*arguments):
+        raise AssertionError("work was done first")
+
+    def wrong(logits, batch):
+        seen.append(len(logits))
+        return logits.numpy()[:, 0]
+
+    monkeypatch.setattr(SuffixEngine, "held", stop)
+    monkeypatch.setattr(Teacher, "held", stop)
+    monkeypatch.setattr(PathEngine, "passes", stop)
+    for work in (
+        lambda data: hc.scan(model, data, "zero", metrics={"mine": wrong}, **SILENT),
+        lambda data: hc.scan_rows(model, data, "zero", metrics={"mine": wrong}, **SILENT),
+        lambda data: hc.evaluate(model, data, metrics={"mine": wrong}, **SILENT),
+        lambda data: edge_effects(model, data, "zero", metrics={"mine": wrong}, **SILENT),
+    ):
+        with pytest.raises(hc.HcLensError, match=r"one number for each .* from the metric 'mine'"):
+            work({"first": batches})
+        assert seen.pop() <= 2
+        assert not seen
+    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+
+
+@pytest.mark.parametrize("name", ["n", "case", "dataset", "set"])
+def test_a_metric_under_the_name_of_a_column_is_an_error(name):
+    model = load("gpt2")
+    batches = prompts(model, "gpt2")
+    with pytest.raises(hc.HcLensError, match=f"no other column of the table has, got '{name}'"):
+        hc.scan(model, batches, "zero", metrics={name: lambda x, _: x[:, 0]}, **SILENT)
+    if name != "set":
+        with pytest.raises(hc.HcLensError, match="no other column of the table has"):
+            hc.evaluate(model, batches, metrics={name: lambda x, _: x[:, 0]}, **SILENT)
 
 
 def test_a_task_with_labels_is_refused_on_a_language_model():

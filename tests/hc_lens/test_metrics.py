@@ -20,12 +20,15 @@ from hc_lens.metrics import (
     PREDICTION,
     Totals,
     by_side,
+    check_metrics,
     cross_entropy,
+    further,
+    held_metrics,
     kl_divergence,
     label_metrics,
     log_odds,
     over_cases,
-    row_metrics,
+    row_values,
     sides,
     wilson,
 )
@@ -68,7 +71,12 @@ class Unlabelled(ThreeWay):
 
 
 def batch_of(*labels: int):
-    return SimpleNamespace(labels=torch.tensor(labels))
+    return SimpleNamespace(labels=torch.tensor(labels), rows=torch.arange(len(labels)))
+
+
+def measured(batches, batch, *runs):
+    """The metrics of some runs from their logits, the full model's first."""
+    return held_metrics(batches, batch, torch.stack(runs), lambda held: held)
 
 
 def test_kl_of_two_coins_is_known_by_hand():
@@ -101,7 +109,7 @@ def test_every_metric_of_a_row_is_known_by_hand():
     # The full model gives 1/2, 1/4, 1/4; the run gives 1/4, 1/2, 1/4; the label is the first.
     full = torch.tensor([[1 / 2, 1 / 4, 1 / 4]]).log()
     run = torch.tensor([[1 / 4, 1 / 2, 1 / 4]]).log()
-    found = row_metrics(ThreeWay(), batch_of(0), full, torch.stack([full, run]))
+    found = measured(ThreeWay(), batch_of(0), full, run)
     values = {name: value[:, 0].tolist() for name, value in found.items()}
     assert values[ACCURACY] == [1, 0]
     assert values[AGREEMENT] == [1, 0]
@@ -113,17 +121,17 @@ def test_every_metric_of_a_row_is_known_by_hand():
 def test_a_two_way_task_counts_in_its_own_labels():
     full = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3]]).log()
     run = torch.tensor([[0.1, 0.2, 0.7], [0.2, 0.3, 0.5]]).log()
-    found = row_metrics(TwoWay(), batch_of(1, 1), full, run[None])
-    assert found[ACCURACY].tolist() == [[1, 1]]
+    found = measured(TwoWay(), batch_of(1, 1), full, run)
+    assert found[ACCURACY][1].tolist() == [1, 1]
     # The second row goes from the model's label 1 to 2, which are one label of the task.
-    assert found[AGREEMENT].tolist() == [[0, 1]]
-    assert found[LOGIT][0].tolist() == pytest.approx([math.log(9), math.log(4)], abs=1e-5)
-    assert found[MARGIN][0].tolist() == pytest.approx([math.log(1 / 9), math.log(3 / 7)], abs=1e-5)
+    assert found[AGREEMENT][1].tolist() == [0, 1]
+    assert found[LOGIT][1].tolist() == pytest.approx([math.log(9), math.log(4)], abs=1e-5)
+    assert found[MARGIN][1].tolist() == pytest.approx([math.log(1 / 9), math.log(3 / 7)], abs=1e-5)
 
 
 def test_a_row_without_a_label_is_neither_right_nor_wrong():
     logits = torch.zeros(2, 3)
-    found = row_metrics(ThreeWay(), batch_of(-1, 0), logits, logits[None])
+    found = measured(ThreeWay(), batch_of(-1, 0), logits)
     for name in (ACCURACY, LOGIT):
         assert found[name][0].isnan().tolist() == [True, False]
     assert found[AGREEMENT].tolist() == [[1, 1]]
@@ -131,7 +139,7 @@ def test_a_row_without_a_label_is_neither_right_nor_wrong():
 
 def test_a_task_without_labels_is_compared_in_the_models_own():
     full, run = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 3.0, 2.0]])
-    found = row_metrics(Unlabelled(), batch_of(-1), full, torch.stack([full, run]))
+    found = measured(Unlabelled(), batch_of(-1), full, run)
     assert found[AGREEMENT].tolist() == [[1], [0]]
     assert found[LOGIT].isnan().all()
     assert found[ACCURACY].isnan().all()
@@ -141,7 +149,7 @@ def test_batches_that_do_not_name_their_labels_have_some_all_the_same():
     named, logits = TwoWay(), torch.tensor([[0.4, 0.3, 0.3]]).log()
     unnamed = SimpleNamespace(predictions=named.predictions, log_probs=named.log_probs)
     for batches in (named, unnamed):
-        found = row_metrics(batches, batch_of(1), logits, logits[None])  # type: ignore[arg-type]
+        found = measured(batches, batch_of(1), logits)
         assert found[ACCURACY].tolist() == [[0]]
         assert found[LOGIT].item() == pytest.approx(math.log(1.5), abs=1e-5)
 
@@ -195,7 +203,7 @@ def test_cases_are_joined_by_their_rows_and_a_missing_number_does_not_count():
 def test_the_predicted_label_is_one_of_the_tasks_own():
     # The model's labels 0, 1 and 2 are the task's a, other and other.
     logits = torch.eye(3)
-    found = row_metrics(TwoWay(), batch_of(0, 0, 1), logits, logits[None])
+    found = measured(TwoWay(), batch_of(0, 0, 1), logits)
     assert found[PREDICTION].tolist() == [[0, 1, 1]]
     said = label_metrics(TwoWay(), batch_of(0, 0, 1), found[PREDICTION])
     assert said["share_a"].tolist() == [[1, 0, 0]]
@@ -278,3 +286,69 @@ def test_a_table_without_sides_has_no_balanced_score(lacking):
     assert found.columns.tolist() == ["dataset", *names]
     assert found["dataset"].tolist() == ["ood", "half", "id"]
     assert found[names].isna().all(axis=None)
+
+
+def ones(logits, batch):
+    return torch.ones(len(logits))
+
+
+COLUMNS = ("dataset", "case", "n", "set", "accuracy", "accuracy_change", "kl", "logit_change")
+
+
+@pytest.mark.parametrize(
+    "name", [*COLUMNS[:4], "logit_change", "share_a", "prediction", "mine_change"]
+)
+def test_a_metric_of_ones_own_cannot_have_the_name_of_a_column(name):
+    with pytest.raises(HcLensError, match=f"no other column of the table has, got '{name}'"):
+        check_metrics({"mine": ones, name: ones}, COLUMNS)
+    assert list(check_metrics({"mine": ones, "yours": ones, "kl": "kl"}, COLUMNS)) == [
+        *("mine", "yours", "kl")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("logit_difference", r"got 'logit_difference' alone; write metrics=\['logit_difference'\]"),
+        (ones, r"got <function ones.* alone; write metrics=\{'my_metric': my_metric\}"),
+        (None, "got None alone"),
+        ([ones], r"names of metrics as text, got <function ones.*metrics=\{'my_metric'"),
+        ({1: ones}, "names of metrics as text, got 1"),
+        (["logit", "logit_difference"], "'logit' and 'logit_difference', which are two names of"),
+        ({"mine": "kl"}, "under its own name"),
+    ],
+)
+def test_metrics_are_a_list_of_names_or_a_mapping_to_functions(given, message):
+    with pytest.raises(HcLensError, match=message):
+        check_metrics(given)
+
+
+def test_further_metrics_are_those_that_a_table_does_not_have():
+    assert further(["kl", "loss", "logit_difference"], ["kl", "n"]) == {
+        "loss": "loss",
+        "logit_difference": "logit",
+    }
+    # What was checked can be checked again.
+    asked = check_metrics(["logit_difference"])
+    assert check_metrics(asked) == asked
+
+
+def test_a_metric_may_be_called_as_the_sums_were():
+    totals = Totals(pd.DataFrame(index=[0]), ["labelled", ACCURACY])
+    values = {"labelled": torch.tensor([[3.0, 5.0]]), ACCURACY: torch.tensor([[1.0, torch.nan]])}
+    totals.add("rows", ["a", "a"], torch.tensor([0, -1]), values)
+    assert totals.table()[["n", "labelled", ACCURACY]].to_numpy().tolist() == [[2, 4, 1]]
+
+
+def test_a_metric_gives_one_finite_number_for_each_row():
+    logits, batch = torch.zeros(2, 3), batch_of(0, 1)
+    assert row_values(ones, logits, batch).tolist() == [1, 1]
+    assert row_values(lambda logits, batch: batch.rows > 0, logits, batch).tolist() == [False, True]
+    bad = {
+        "a ndarray of shape": lambda logits, batch: np.ones(2),
+        r"a tensor of shape \[\]": lambda logits, batch: logits.mean(),
+        "infinity for row 1": lambda logits, batch: torch.tensor([0.0, torch.inf]),
+    }
+    for message, metric in bad.items():
+        with pytest.raises(HcLensError, match=message):
+            row_values(metric, logits, batch)

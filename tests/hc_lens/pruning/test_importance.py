@@ -82,3 +82,58 @@ def test_rows_without_labels_are_an_error_whose_remedy_works(hooked, batches, me
     remedy = re.search(r"loss=(lambda [^;]*);", str(told.value))[1]
     table = hc.importance(hooked, list(bare), means, loss=eval(remedy), progress=False)
     assert (table["importance"] > 0).any()
+
+
+BAD = {
+    "nan": (
+        lambda logits, batch: logits[:, 0] * float("nan"),
+        r"finite numbers of <lambda>, got NaN or infinity for row \d",
+    ),
+    "detached": (
+        lambda logits, batch: logits[:, 0].detach(),
+        r"with a derivative by the logits from <lambda>, got torch\.float\d\d without one",
+    ),
+    "whole numbers": (
+        lambda logits, batch: logits.argmax(-1),
+        r"with a derivative by the logits from <lambda>, got torch\.int64 without one",
+    ),
+    "numpy": (
+        lambda logits, batch: logits[:, 0].detach().numpy(),
+        r"one number for each of the \d rows .* got a ndarray of shape \[\d\]; give a tensor",
+    ),
+    "a number": (lambda logits, batch: 1.0, "one number for each of the .* got a float"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BAD))
+def test_a_loss_that_is_no_finite_number_with_a_derivative_is_an_error(kind, hooked, batches):
+    loss, message = BAD[kind]
+    config = hc.PruneConfig(0.4, method="importance", loss=loss)
+    for work in (
+        lambda: hc.importance(hooked, batches, "zero", loss=loss, progress=False),
+        lambda: hc.prune(hooked, batches, "zero", config, progress=False),
+    ):
+        with pytest.raises(hc.HcLensError, match=message):
+            work()
+    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+
+
+def test_kl_has_no_gradient_at_the_full_model_and_is_refused(hooked, batches, means):
+    with pytest.raises(hc.HcLensError, match=r"gradient at the full model, got 'kl'.*logit_diff"):
+        hc.importance(hooked, batches, means, loss="kl", progress=False)
+
+
+def test_the_cross_entropy_is_the_default_and_the_loss_of_the_label(hooked, batches, means):
+    default = hc.importance(hooked, batches, means, progress=False)
+    for name in (None, "cross-entropy"):
+        assert default.equals(hc.importance(hooked, batches, means, loss=name, progress=False))
+    # "loss" is the same number, in double precision.
+    same = hc.importance(hooked, batches, means, loss="loss", progress=False)
+    assert same["effect"].tolist() == pytest.approx(default["effect"].tolist(), abs=1e-5)
+
+
+def test_a_metric_of_the_right_answer_needs_rows_with_labels(hooked, batches, means):
+    batches[0].labels[0] = -1
+    with pytest.raises(hc.HcLensError, match="labelled rows for probability, got rows without"):
+        hc.importance(hooked, batches, means, loss="probability", progress=False)
+    hc.importance(hooked, batches, means, loss="margin", progress=False)

@@ -10,14 +10,16 @@ from transformer_lens import HookedTransformer
 
 import hc_lens as hc
 from hc_lens.cli.prune import Settings as Command
+from hc_lens.metrics import NAMED, SMOOTH
 from hc_lens.models.quiet import quiet
-from hc_lens.pruning.baselines import masked_kl
-from hc_lens.pruning.config import Method, PruneConfig
+from hc_lens.pruning.baselines import masked_loss
+from hc_lens.pruning.config import LossName, Method, PruneConfig
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import METHODS, penalty, prune
 from hc_lens.settings import make
 from tests import tiny
 from tests.batches import Batches, random_batches
+from tests.hc_lens.pruning.test_importance import BAD
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +128,9 @@ def test_the_target_is_held_to_the_end(setting):
 def test_training_beats_a_random_mask_of_the_same_size(setting):
     measured = job(setting)
     trained = run(setting, PruneConfig(0.4, 0, steps=200))
-    kl = masked_kl(measured, trained.mask)
+    kl = masked_loss(measured, trained.mask)
     others = [run(setting, PruneConfig(0.4, seed, method="random")) for seed in range(10)]
-    assert kl < min(masked_kl(measured, sub.mask) for sub in others)
+    assert kl < min(masked_loss(measured, sub.mask) for sub in others)
 
 
 def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
@@ -141,7 +143,7 @@ def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
         for unit in rest:
             mask = torch.ones(15)
             mask[space.indices([*removed, unit])] = 0
-            costs[unit] = masked_kl(measured, mask)
+            costs[unit] = masked_loss(measured, mask)
         removed.append(min(costs, key=costs.get))
     assert set(sub.removed) == set(removed)
 
@@ -176,6 +178,53 @@ def test_any_loss_of_the_logits_can_be_given(setting):
     assert sub.config["loss"].endswith("first_label")
     labels = run(setting, PruneConfig(0.4, 0, loss="cross-entropy", **FAST))
     assert labels.history["loss"].iloc[0] > 0.3
+
+
+@pytest.mark.parametrize("kind", sorted(set(BAD) - {"nan"}))
+def test_a_loss_without_a_derivative_does_not_train_gates(setting, kind):
+    loss, message = BAD[kind]
+    with pytest.raises(hc.HcLensError, match=message):
+        run(setting, PruneConfig(0.4, 0, loss=loss, steps=2))
+
+
+def of_first_label(logits, batch):
+    return logits.log_softmax(-1)[:, 0]
+
+
+@pytest.mark.parametrize("loss", ["logit", "cross-entropy", of_first_label])
+def test_importance_prunes_by_the_gradient_of_the_loss_that_is_named(setting, loss):
+    sub = run(setting, PruneConfig(0.4, 0, method="importance", loss=loss))
+    table = hc.importance(*setting, loss=loss, progress=False)
+    assert sub.scores.tolist() == pytest.approx(table["importance"].tolist(), rel=1e-6)
+    default = run(setting, PruneConfig(0.4, 0, method="importance"))
+    of_labels = hc.importance(*setting, progress=False)["importance"]
+    assert default.scores.tolist() == pytest.approx(of_labels.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["probability", "cross-entropy", of_first_label])
+def test_greedy_removes_the_unit_whose_removal_leaves_the_lowest_loss_that_is_named(setting, loss):
+    model, batches, means = setting
+    sub = run(setting, PruneConfig(0.07, 0, method="greedy", loss=loss))
+    costs = {}
+    for unit in hc.UnitSpace.of(model).labels:
+        rows = []
+        for batch in batches:
+            with torch.no_grad():
+                p = model(**batch.inputs).double().softmax(-1)
+                with hc.ablate(model, [unit], means):
+                    q = model(**batch.inputs).double().softmax(-1)
+            of_label = (torch.arange(len(q)), batch.labels)
+            change = (q[of_label] - p[of_label]).square()
+            found = {"probability": change, "cross-entropy": -q[of_label].log()}
+            rows.append(found.get(loss, q[:, 0].log()))
+        costs[unit] = float(torch.cat(rows).mean())
+    assert list(sub.removed) == [min(costs, key=costs.get)]
+
+
+def test_the_names_of_losses_are_those_of_the_metrics_with_a_derivative():
+    assert set(get_args(LossName)) == {*SMOOTH, "cross-entropy"}
+    assert set(SMOOTH) == set(NAMED) - {"accuracy", "agreement"}
+    assert PruneConfig(0.5, loss="logit").loss == "logit"
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_state(setting):
