@@ -109,9 +109,10 @@ def check_attributed(metric: str | Metric) -> None:
 
 def _measure(metric: str | Metric, batches: BatchesLike, batch: BatchLike, clean: Pass) -> Measure:
     """The metric of the rows of a batch, as a function of their logits."""
-    if not callable(metric):
-        metric = smooth_metric(metric, batches, lambda _: clean.logits)
-    return lambda logits: row_values(metric, logits, batch)
+    if callable(metric):
+        return lambda logits: row_values(metric, logits, batch)
+    named = smooth_metric(metric, batches)
+    return lambda logits: named(logits, batch, lambda: clean.logits)
 
 
 def _attributions(
