@@ -45,7 +45,7 @@ from hc_lens.masks.hooks import has_user_hooks, mlp_name, z_name
 from hc_lens.models.reading import is_classifier
 from hc_lens.models.views import ModelView
 from hc_lens.protocols import Model
-from hc_lens.scans.layers import Runnable, Stream, can_fuse, check_runnable
+from hc_lens.scans.layers import Stream, can_fuse, check_runnable
 from hc_lens.units import Unit
 
 How = Literal["frozen", "recomputed", "tangent"]
@@ -58,7 +58,7 @@ NAMES: dict[Output, Callable[[int], str]] = {"z": z_name, "mlp_out": mlp_name}
 """Their hook points, by layer."""
 
 
-def check_supported(model: Model) -> Runnable:
+def check_supported(model: Model) -> Model:
     """The model itself; an HcLensError unless path patching knows how its blocks are built."""
     known = check_runnable(model)
     capped = softcap_enabled(getattr(model.cfg, "output_logits_soft_cap", None))

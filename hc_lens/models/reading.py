@@ -7,8 +7,9 @@
    read position, d_model numbers for each row; `logits` is the final norm and the unembedding of
    it. So the vocabulary's logits are made at one position alone, and of many runs only what is held
    needs to be kept.
-4. What cannot be taken apart is held as its logits: a classifier, a TransformerBridge, or a model
-   with hooks of the user's own behind its last block, which expect every position.
+4. What cannot be taken apart is held as its logits: a classifier, a model of a kind that hc_lens
+   does not know, or one with hooks of the user's own behind its last block, which expect every
+   position.
 """
 
 from __future__ import annotations
@@ -18,33 +19,27 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.finite import is_finite
 from hc_lens.masks.hooks import has_user_hooks
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.inputs import is_encoder, mask_of
+from hc_lens.models.lens import known_parts, parts_of
+from hc_lens.models.parts import Parts, last_real
 from hc_lens.protocols import BatchLike, Model
-
-_BEHIND = ("ln_final", "mlm_head", "unembed")
-"""The parts of a language model behind its last block."""
 
 
 def is_classifier(model: Model) -> bool:
     """Whether the model is a classifier of `hc.load`."""
-    return isinstance(model, EncoderClassifier | DecoderClassifier)
+    parts = parts_of(model)
+    return parts is not None and parts.is_classifier
 
 
 def read_positions(model: Model, batch: BatchLike) -> Int[Tensor, "batch"]:
     """The position at which each row is read, which decides its logits."""
-    mask = mask_of(batch.inputs)
-    if isinstance(model, EncoderClassifier):
-        return torch.zeros_like(mask[:, 0])
-    if isinstance(model, DecoderClassifier):
-        given = batch.inputs.get("attention_mask")
-        return model.read_positions(batch.inputs["input"], given, mask[..., None].float())
-    reads = getattr(batch, "reads", None)
+    parts = parts_of(model)
+    known = None if parts is None else parts.reads(batch)
+    reads = getattr(batch, "reads", None) if known is None else known
     if reads is not None:
         return reads
     if is_encoder(model):
@@ -53,8 +48,8 @@ def read_positions(model: Model, batch: BatchLike) -> Int[Tensor, "batch"]:
             f"{type(batch).__name__} without reads; make them with hc.Prompts, with the mask token "
             "in each prompt"
         )
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return (positions * mask).argmax(-1)
+    mask = mask_of(batch.inputs)
+    return last_real(None, mask, None, mask)
 
 
 def at_positions(
@@ -69,11 +64,11 @@ class Readout:
 
     def __init__(self, model: Model):
         self.model: Any = model
-        language_model = isinstance(model, HookedEncoder | HookedTransformer)
+        parts = parts_of(model)
         hooked = bool(getattr(model, "_forward_hooks", None)) or any(
-            has_user_hooks(getattr(model, name)) for name in _BEHIND if hasattr(model, name)
+            has_user_hooks(getattr(model, name)) for name in Parts.behind if hasattr(model, name)
         )
-        self.split = language_model and not is_classifier(model) and not hooked
+        self.split = parts is not None and not parts.is_classifier and not hooked
         """Whether the residual stream is held; else the logits themselves are."""
 
     def __call__(self, batch: BatchLike) -> Float[Tensor, "batch out"]:
@@ -83,7 +78,8 @@ class Readout:
     def held(self, batch: BatchLike) -> Float[Tensor, "batch width"]:
         """What a run leaves at the read position of each row: the stream, or the logits."""
         if self.split:
-            return at_positions(self._stream(batch), read_positions(self.model, batch))
+            stream = known_parts(self.model).stream(batch.inputs)
+            return at_positions(stream, read_positions(self.model, batch))
         logits = self.model(**batch.inputs)
         if logits.ndim == 3 and logits.shape[:2] == batch.inputs["input"].shape:
             return at_positions(logits, read_positions(self.model, batch))
@@ -99,21 +95,10 @@ class Readout:
         """The logits of what is held, with the model's own final norm and unembedding."""
         if not self.split:
             return held
-        model, stream = self.model, held.flatten(0, -2)[:, None]
-        if isinstance(model, HookedEncoder):
-            logits = model.unembed(model.mlm_head(stream))
-        else:
-            logits = model(stream, start_at_layer=model.cfg.n_layers, return_type="logits")
+        logits = known_parts(self.model).head(held.flatten(0, -2)[:, None])
         if not is_finite(logits):
             raise HcLensError(
                 "expected finite logits, got NaN or infinity, which begin behind the last block; "
                 "look at the weights of the final norm and of the unembedding"
             )
         return logits[:, 0].unflatten(0, held.shape[:-1])
-
-    def _stream(self, batch: BatchLike) -> Float[Tensor, "batch pos d_model"]:
-        model, inputs = self.model, batch.inputs
-        if isinstance(model, HookedEncoder):
-            types, mask = inputs.get("token_type_ids"), inputs.get("one_zero_attention_mask")
-            return model.encoder_output(inputs["input"], types, mask)
-        return model(**inputs, stop_at_layer=model.cfg.n_layers)
