@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,23 @@ def hook_points(space: UnitSpace) -> dict[str, slice | int]:
 def has_user_hooks(model: Model) -> bool:
     """Whether anything hooks into the forward pass of the model or replaces a part of it."""
     return any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        for module in model.modules()
+        "forward" in vars(part) or any(map(_is_a_user_s, _hooks(part))) for part in model.modules()
     )
+
+
+def _hooks(module: Any) -> Iterator[Any]:
+    """What runs whenever a module runs: functions, and hooks in the list of a hook point."""
+    yield from getattr(module, "fwd_hooks", ())
+    yield from getattr(module, "bwd_hooks", ())
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+
+
+def _is_a_user_s(hook: Any) -> bool:
+    """Whether a hook is not one of those with which a bridge and Hugging Face do their work."""
+    if not callable(hook):
+        hook = getattr(hook, "user_hook", None)  # TransformerLens 3 does not tell, and has none
+    return getattr(hook, "__module__", "").split(".")[0] not in ("transformers", "transformer_lens")
 
 
 def hooked_units(model: Model) -> UnitSpace:

@@ -1,6 +1,6 @@
 """Hugging Face models as HookedEncoders and HookedTransformers of TransformerLens 3.
 
-1. An encoder becomes an `EncoderClassifier` of the checkpoint's sizes, or if it is a masked language
+1. An encoder becomes an `EncoderClassifier` of the checkpoint's sizes, or as a masked language
    model an `EncoderLanguageModel`, with the family's own embedding and activation.
 2. The weights are renamed through the family's table and reshaped to TransformerLens's layout
    ([head, d_model, d_head] for Q, K, V; [head, d_head, d_model] for O; matrices act from the
