@@ -80,4 +80,6 @@ def _begins(model: Model, inputs: Mapping[str, Tensor]) -> str:
 def _first_weight(part: Any, prefix: str = "") -> str | None:
     """The first parameter of a model or a part of it that is not finite, in the model's order."""
     named = part.named_parameters()
-    return next((prefix + name for name, value in named if not is_finite(value)), None)
+    found = next((prefix + name for name, value in named if not is_finite(value)), None)
+    # A bridge puts this part between each of its components and the module that it wraps.
+    return None if found is None else found.replace("_original_component.", "")

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 import transformers as hf
-from torch import nn
 from transformer_lens.factories.architecture_adapter_factory import (
     SUPPORTED_ARCHITECTURES,
     ArchitectureAdapterFactory,
@@ -133,8 +132,12 @@ class EncoderAdapter(ClassifierAdapter):
         # BERT's output projection stands in the same module as its queries: "attention".
         attention = parts["attn.W_Q"].split(".")[0]
         inside = {name: parts[f"attn.W_{name.upper()}"].split(".", 1)[1] for name in "qkvo"}
-        projections = {name: LinearBridge(name=module) for name, module in inside.items()}
-        halves = {name: LinearBridge(name=parts[f"mlp.W_{name}"]) for name in ("in", "out")}
+        projections: Components = {
+            name: LinearBridge(name=module) for name, module in inside.items()
+        }
+        halves: Components = {
+            name: LinearBridge(name=parts[f"mlp.W_{name}"]) for name in ("in", "out")
+        }
         return {
             "ln1": self._norm(parts["ln1.w"]),
             "ln2": self._norm(parts["ln2.w"]),

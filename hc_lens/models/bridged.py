@@ -1,7 +1,8 @@
 """A TransformerBridge of TransformerLens 4 in the parts that engines run.
 
 1. A bridge runs Hugging Face's own modules, so a part of it is had by running the model up to a
-   component and no further: `_reach` raises an exception there, as TransformerLens itself does.
+   component and no further: `BridgeParts._reach` raises an exception there, as TransformerLens
+   itself does.
 2. The weights of a block are read from its components, in TransformerLens's layout.
 3. Rotary tables are those of the model's own ``rotary_emb``, at positions counted over the tokens
    that are not pads.
@@ -27,6 +28,8 @@ from hc_lens.models.inputs import is_encoder, mask_of
 from hc_lens.models.parts import Entered, Parts, Weights, first_positions, last_real
 from hc_lens.protocols import BatchLike, Model
 
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a component is given, by place and by name."""
 KNOWN = {*ADAPTERS, *ARCHITECTURES.values(), *MASKED.values()}
 """The architectures whose blocks the kernels know."""
 
@@ -75,13 +78,8 @@ class BridgeParts(Parts):
 
     def enter(self, inputs: Mapping[str, Tensor], blocks: bool = False) -> Entered:
         """Up to the first block; if blocks are run, once through all to see what each is given."""
-        first, *others = self.model.blocks
-        args, kwargs = self._reach(first, inputs)
-        beside = [_beside(args, kwargs)]
-        if blocks:
-            beside += [_beside(*self._reach(block, inputs)) for block in others]
-        stream = args[0] if args else kwargs["hidden_states"]
-        return Entered(stream, _given_mask(inputs), beside=beside)
+        given = self._reach(inputs, *self.model.blocks[: None if blocks else 1])
+        return Entered(_stream(given[0]), _mask(inputs), beside=list(map(_beside, given)))
 
     def block(self, layer: int, entered: Entered) -> Callable[[Tensor], Tensor]:
         """A block takes what the model gives it beside the stream."""
@@ -96,8 +94,7 @@ class BridgeParts(Parts):
 
     def stream(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch pos d_model"]:
         """Up to the first component behind the blocks."""
-        args, kwargs = self._reach(self._first_behind(), inputs)
-        return args[0] if args else next(iter(kwargs.values()))
+        return _stream(self._reach(inputs, self._first_behind())[-1])
 
     def head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
         """With the components behind the blocks."""
@@ -115,9 +112,7 @@ class BridgeParts(Parts):
 
     def last_matrix(self) -> Float[Tensor, "d_model _"]:
         """Of the pooler, of the dense layer of a masked language model, or W_U."""
-        first = self._first_behind()
-        if first is self.model.__dict__.get("ln_final") or not is_encoder(self.model):
-            first = self.model.unembed
+        first = self._first_behind() if is_encoder(self.model) else self.model.unembed
         return first.original_component.weight.detach().T
 
     @property
@@ -134,34 +129,33 @@ class BridgeParts(Parts):
             return model.ln_final
         return model.pooler if self.is_classifier else model.mlm_head
 
-    def _reach(
-        self, component: nn.Module, inputs: Mapping[str, Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model gives to a component; nothing behind it runs."""
+    def _reach(self, inputs: Mapping[str, Tensor], *components: nn.Module) -> list[Given]:
+        """What the model gives to some components, in its order; nothing runs behind the last."""
+        seen: list[Given] = []
 
-        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Reached(args, kwargs)
+        def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append((args, kwargs))
+            if len(seen) == len(components):
+                raise _Reached
 
-        handle = component.register_forward_pre_hook(stop, with_kwargs=True)
+        handles = [each.register_forward_pre_hook(see, with_kwargs=True) for each in components]
         try:
             self.model(**inputs)
-        except _Reached as reached:
-            return reached.args, reached.kwargs
+        except _Reached:
+            return seen
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         raise AssertionError("a component that the model does not run")
 
     def _heads(self, attn: Any, name: str, weights: Weights) -> Heads:
         cfg, own = self.model.cfg, attn.original_component
-        inner = next(
-            (getattr(own, each) for each in ("self", "attention") if hasattr(own, each)), own
-        )
+        inside = [getattr(own, each) for each in ("self", "attention") if hasattr(own, each)]
+        inner = [*inside, own][0]
         read = partial(_read, attn, name, weights)
-        rotary = (
-            getattr(self.model, "rotary_emb", None)
-            if cfg.positional_embedding_type == "rotary"
-            else None
-        )
+        rotary = None
+        if cfg.positional_embedding_type == "rotary":
+            rotary = partial(_rotate, self.model.rotary_emb.original_component)
         keys = read("W_K")
         return Heads(
             W_Q=read("W_Q"),
@@ -175,7 +169,7 @@ class BridgeParts(Parts):
             scale=1 / getattr(inner, "scaling", 1.0),
             causal=not is_encoder(self.model),
             window=_window(inner, self.model.original_model.config),
-            rotate=None if rotary is None else partial(_rotate, rotary.original_component),
+            rotate=rotary,
             norm_q=_norm(getattr(attn, "q_norm", None)),
             norm_k=_norm(getattr(attn, "k_norm", None)),
         )
@@ -198,21 +192,22 @@ class BridgeParts(Parts):
 
 
 class _Reached(Exception):  # noqa: N818 (it says that all is well)
-    """The component is reached."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        super().__init__()
-        self.args, self.kwargs = args, kwargs
+    """The last component is reached."""
 
 
-def _beside(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _stream(given: Given) -> Tensor:
+    """The first argument of a component."""
+    args, kwargs = given
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _beside(given: Given) -> Given:
     """The arguments of a block without the stream."""
+    args, kwargs = given
     return args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"}
 
 
-def _given_mask(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"] | None:
+def _mask(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"] | None:
     return mask_of(inputs) if any("mask" in name for name in inputs) else None
 
 
@@ -258,7 +253,7 @@ def _rotate(
     x: Float[Tensor, "rows pos heads d_head"],
     mask: Int[Tensor, "rows pos"] | None,
 ) -> Float[Tensor, "rows pos heads d_head"]:
-    """Queries or keys, turned by their positions; the first dimensions alone where it is partial."""
+    """Queries or keys turned by their positions, the first dimensions alone where that is all."""
     positions = torch.arange(x.shape[1], device=x.device)[None]
     if mask is not None:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
