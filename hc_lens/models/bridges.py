@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,7 +25,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 from transformer_lens.utilities.devices import get_device
 
-from hc_lens.errors import check_choice
+from hc_lens.errors import HcLensError, check_choice
 from hc_lens.models.adapters import ADAPTERS, EncoderAdapter, encoder_adapter
 from hc_lens.models.encoders import EncoderFamily
 from hc_lens.models.fingerprint import fingerprint
@@ -59,7 +61,9 @@ class _Bridge(TransformerBridge):
             given.setdefault("use_cache", False)
         named = {name: value for name, value in given.items() if value is not None}
         keep = {name: None for name in ("position_ids", "return_type") if name in given}
-        return TransformerBridge.forward(self, input, **{**keep, **named})
+        run = partial(TransformerBridge.forward, self, input, **{**keep, **named})
+        patterns = [block.attn.hook_pattern for block in self.blocks]
+        return _refusing_edits(run) if any(point.fwd_hooks for point in patterns) else run()
 
 
 class BridgeClassifier(_Bridge):
@@ -130,6 +134,21 @@ class BridgeLanguageModel(_Bridge):
 
 
 HookedModel = BridgeClassifier | BridgeLanguageModel
+
+
+def _refusing_edits(run: Callable[[], Any]) -> Any:
+    """A forward pass in which an edited pattern that changes nothing is an HcLensError."""
+    with warnings.catch_warnings():
+        # TransformerLens hands out the pattern after it has been used, and warns of an edit.
+        warnings.filterwarnings("error", message=".*returned a modified tensor, but this attention")
+        try:
+            return run()
+        except UserWarning as edited:
+            raise HcLensError(
+                "expected hooks that read hook_pattern, got one that changes it, which has no "
+                "effect on this model with TransformerLens 4: Hugging Face's own attention has "
+                "used the pattern before; change hook_z instead, or use TransformerLens 3"
+            ) from edited
 
 
 def convert(
