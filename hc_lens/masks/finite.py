@@ -71,6 +71,8 @@ def _begins(model: Model, inputs: Mapping[str, Tensor]) -> str:
             found.append(name)
 
     names = [name for name in model.hook_dict if not any(part in name for part in _INFINITE)]
+    # Of several names of a hook point of a bridge the shortest is TransformerLens 3's.
+    names.sort(key=lambda name: name.count("."))
     observe(model, inputs, names, see)
     place = f"at the hook point {found[0]}" if found else "behind the last hook point"
     weight = _first_weight(model)

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.generalized_components import PositionEmbeddingsAttentionBridge
 from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 from transformer_lens.utilities.devices import get_device
 
@@ -50,6 +51,11 @@ class _Bridge(TransformerBridge):
         """Hash of weights, architecture and labels; the same in every process."""
         return fingerprint(cast(Model, self))
 
+    def run_with_cache(self, input: Any = None, *args: Any, **given: Any) -> Any:
+        """TransformerBridge's own, which also takes Hugging Face's name of the token ids."""
+        tokens = given.pop("input_ids", None)
+        return super().run_with_cache(tokens if input is None else input, *args, **given)
+
     def _run(self, input: Any, **given: Any) -> Any:
         """What TransformerBridge answers, without arguments that the model has no use for."""
         if is_encoder(self):
@@ -77,7 +83,7 @@ class BridgeClassifier(_Bridge):
 
     def forward(  # type: ignore[override]
         self,
-        input: Input | None = None,
+        input: Input | Float[Tensor, "batch pos d_model"] | None = None,
         return_type: str | None = "logits",
         *,
         input_ids: Int[Tensor, "batch pos"] | None = None,
@@ -86,7 +92,8 @@ class BridgeClassifier(_Bridge):
     ) -> Float[Tensor, "..."] | list[str] | None:
         """Logits [batch, labels] of token ids, sentences or (premise, hypothesis) pairs.
 
-        Further arguments are TransformerBridge's and the Hugging Face model's.
+        Further arguments are TransformerBridge's and the Hugging Face model's. With
+        `start_at_layer` the input is a residual stream, and a decoder is also given its `tokens`.
         """
         check_choice("a classifier's return_type", return_type, ("logits", "predictions", None))
         read = encode(self, input_ids if input is None else input)
@@ -99,18 +106,19 @@ class BridgeClassifier(_Bridge):
             return [self.labels[label] for label in logits.argmax(-1).tolist()]
         return logits if return_type else None
 
-    def _logits(self, tokens: Tensor, **given: Any) -> Tensor:
+    def _logits(self, read: Tensor, **given: Any) -> Tensor:
         """The logits, of a decoder at the token where it is read."""
-        if is_encoder(self) or tokens.is_floating_point() or given.get("stop_at_layer") is not None:
-            return self._run(tokens, **given)
+        ids = given.pop("tokens", None) if read.is_floating_point() else read
+        if is_encoder(self) or given.get("stop_at_layer") is not None:
+            return self._run(read, **given)
         everywhere: list[Tensor] = []
         handle = self.unembed.register_forward_hook(lambda *seen: everywhere.append(seen[-1]))
         try:
-            self._run(tokens, **given)
+            self._run(read, **given)
         finally:
             handle.remove()
         logits = everywhere[-1]
-        at = self.read_positions(tokens, given.get("attention_mask"), logits)
+        at = self.read_positions(ids, given.get("attention_mask"), logits)
         return logits[torch.arange(len(at), device=at.device), at]
 
 
@@ -127,6 +135,9 @@ class BridgeLanguageModel(_Bridge):
     ) -> Any:
         """TransformerBridge's own, which also takes Hugging Face's name of the token ids."""
         tokens = input_ids if input is None else input
+        if is_encoder(self):
+            choices = ("logits", None)
+            check_choice("a masked language model's return_type", return_type, choices)
         if is_encoder(self) and not isinstance(tokens, Tensor):
             read = encode(self, tokens)
             tokens, given = read.pop("input"), {**given, **read}
@@ -169,10 +180,17 @@ def convert(
         adapter: Any = encoder_adapter(family, type(hf_model))(cfg)
     else:
         adapter = ArchitectureAdapterFactory.select_architecture_adapter(cfg)
+    if isinstance(family, EncoderFamily):
+        family.check(hf_model.config)
     adapter.prepare_model(hf_model)
-    if not classifies:
-        return BridgeLanguageModel(hf_model, adapter, None)
-    model = BridgeClassifier(hf_model, adapter, None)
+    model = (BridgeClassifier if classifies else BridgeLanguageModel)(hf_model, adapter, None)
+    if dtype == torch.float64:
+        # Else a pad that sees nothing is NaN, as its scores overflow in a softmax of float32.
+        for block in model.blocks:
+            if isinstance(block.attn, PositionEmbeddingsAttentionBridge):
+                block.attn.compatibility_mode = True
+    if isinstance(model, BridgeLanguageModel):
+        return model
     model.labels = dict(config.id2label)
     if hf_model.config.pad_token_id is None and not isinstance(adapter, EncoderAdapter):
         # Hugging Face asks for one in its own answer, which is not used.

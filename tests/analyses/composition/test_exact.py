@@ -106,6 +106,7 @@ def test_a_joint_patch_of_one_receiver_is_the_edge(name, norms):
         assert torch.allclose(engine.joint(clean, sender, [receiver]), logits, atol=1e-10)
 
 
+@hooked_only
 def test_later_as_receivers_a_joint_patch_see_what_the_earlier_ones_changed():
     # In GPT-2 the stream itself has no norms: the later receiver reads its stream plus d.
     model, batches, means = prepared("gpt2")

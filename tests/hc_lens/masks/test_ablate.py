@@ -1,6 +1,5 @@
 import pytest
 import torch
-from transformer_lens import HookedTransformer
 from transformer_lens.model_bridge import TransformerBridge
 
 import hc_lens as hc
@@ -8,6 +7,7 @@ from hc_lens.masks.hooks import LostMaskWarning
 from hc_lens.models.quiet import quiet
 from tests import tiny
 from tests.batches import random_batches
+from tests.lens import HookedTransformer
 
 N_UNITS = 10
 EVERYTHING = ["L0.H0", "L0.H1", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H2", "L1.H3",
