@@ -57,7 +57,7 @@ def test_every_function_names_the_weight_the_hook_point_or_the_classifier(name, 
     block.mlp.W_out.data[0, 0] = torch.nan
     refused(r"finite weights, got NaN or infinity in blocks\.1\.", work, model, rows)
     block.mlp.W_out.data.fill_(3e38)  # finite, but its products are not
-    refused(r"begin at the hook point blocks\.1\.hook_mlp_out", work, model, rows)
+    refused(r"begin at the hook point blocks\.1\.(hook_mlp_out|mlp\.)", work, model, rows)
     block.mlp.W_out.data.copy_(kept)
     model.unembed.W_U.data[0, 0] = torch.inf
     refused(r"the weight \S*(unembed|classifier|score)\S* is not finite", work, model, rows)
@@ -75,7 +75,7 @@ def test_weights_whose_nan_the_attention_hides_are_refused_too(model):
 def test_a_scan_names_the_set_and_keeps_nothing_of_the_batch(model, tmp_path):
     rows = pair_batches(model)
     sets = ["L0.H0", "L0.H1+L1.MLP", "L1.MLP"]
-    message = r"the model without L0\.H1\+L1\.MLP, got.*hook point blocks\.1\.hook_mlp_out"
+    message = r"the model without L0\.H1\+L1\.MLP, got.*hook point blocks\.1\.(hook_mlp_out|mlp\.)"
     refused(message, hc.scan, model, rows, Breaks(), sets, store=tmp_path)
     assert not list(tmp_path.rglob("logits.safetensors"))
     assert hc.scan(model, rows, Breaks(), sets[:1], progress=False)["kl"].notna().all()
@@ -85,13 +85,20 @@ def test_a_subnetwork_that_is_not_finite_stops_evaluate_and_prune(model):
     rows, space = pair_batches(model), hc.UnitSpace.of(model)
     sub = hc.Subnetwork.from_units(model, [unit for unit in space if str(unit) != "L1.MLP"])
     refused(
-        r"of a subnetwork, got.*blocks\.1\.hook_mlp_out",
+        r"of a subnetwork, got.*blocks\.1\.(hook_mlp_out|mlp\.)",
         *(hc.evaluate, model, rows),
         means=Breaks(),
         subnetwork=sub,
     )
     config = hc.PruneConfig(0.4, 0, steps=50, warmup=0.02, lr=0.1)
-    refused(r"under a mask, got.*blocks\.1\.hook_mlp_out", hc.prune, model, rows, Breaks(), config)
+    refused(
+        r"under a mask, got.*blocks\.1\.(hook_mlp_out|mlp\.)",
+        hc.prune,
+        model,
+        rows,
+        Breaks(),
+        config,
+    )
 
 
 def test_pruning_that_stops_midway_hands_over_what_it_has(model):

@@ -75,6 +75,7 @@ def edit_weights(folder: Path, change) -> None:
     save_file(change(load_file(place)), place, metadata={"format": "pt"})
 
 
+@hooked_only
 def test_a_masked_language_model_reads_text_and_ids_alike(masked):
     model = hc.load(masked)
     texts = ["the doctor saw the [MASK] .", ("the artist ran .", "the [MASK] slept .")]
@@ -92,6 +93,7 @@ def test_a_masked_language_model_reads_text_and_ids_alike(masked):
     assert model(texts, return_type=None) is None
 
 
+@hooked_only
 def test_a_masked_language_model_has_the_head_of_its_checkpoint_and_no_other(masked):
     model = hc.load(masked)
     assert isinstance(model.mlm_head, torch.nn.Module)
