@@ -6,10 +6,10 @@
    ``pooler`` (the dense layer in front of the classifier) and ``unembed`` (the classifier).
 3. A decoder's adapter is TransformerLens's own for the language model, with the matrix ``score`` as
    ``unembed``.
-4. Importing this module registers an adapter for every family, so that
-   ``TransformerBridge.boot_transformers(folder)`` gives a classifier. TransformerLens also finds
-   them through the entry points ``transformer_lens.architectures``; but it asks for these only
-   after it has looked for the architecture in its own table.
+4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a
+   classifier. TransformerLens also finds the adapters itself, as entry points of the group
+   ``transformer_lens.architectures``. But up to 4.3 it looks for these only after it has chosen
+   from its own table, so that they would count from the second model of a process on.
 """
 
 from __future__ import annotations
@@ -194,10 +194,13 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Let TransformerLens know the adapters, in each of the two places where it looks."""
+    """Let TransformerLens know the adapters, in each of the two places where it looks.
+
+    From then on ``TransformerBridge.boot_transformers(folder)`` gives a classifier.
+    """
+    # First, as it warns of a name that it knows already.
+    ArchitectureAdapterFactory.discover_entry_points()
     for name, adapter in ADAPTERS.items():
-        ArchitectureAdapterFactory.register_adapter(name, adapter)
-        SUPPORTED_ARCHITECTURES.setdefault(name, adapter)
-
-
-register()
+        if name not in SUPPORTED_ARCHITECTURES:
+            ArchitectureAdapterFactory.register_adapter(name, adapter)
+            SUPPORTED_ARCHITECTURES[name] = adapter

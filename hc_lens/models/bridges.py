@@ -27,7 +27,7 @@ from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 from transformer_lens.utilities.devices import get_device
 
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.models.adapters import ADAPTERS, EncoderAdapter, encoder_adapter
+from hc_lens.models.adapters import ADAPTERS, EncoderAdapter, encoder_adapter, register
 from hc_lens.models.encoders import EncoderFamily
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode, is_encoder
@@ -175,6 +175,7 @@ def convert(
     config, architecture = copy.deepcopy(hf_model.config), type(hf_model).__name__
     cfg = build_bridge_config_from_hf(config, architecture, config.model_type, dtype)
     cfg.device = device
+    register()
     classifies = architecture.endswith("ForSequenceClassification")
     if isinstance(family, EncoderFamily) and (classifies or architecture in ADAPTERS):
         adapter: Any = encoder_adapter(family, type(hf_model))(cfg)

@@ -91,14 +91,8 @@ def test_a_subnetwork_that_is_not_finite_stops_evaluate_and_prune(model):
         subnetwork=sub,
     )
     config = hc.PruneConfig(0.4, 0, steps=50, warmup=0.02, lr=0.1)
-    refused(
-        r"under a mask, got.*blocks\.1\.(hook_mlp_out|mlp\.)",
-        hc.prune,
-        model,
-        rows,
-        Breaks(),
-        config,
-    )
+    message = r"under a mask, got.*blocks\.1\.(hook_mlp_out|mlp\.)"
+    refused(message, hc.prune, model, rows, Breaks(), config)
 
 
 def test_pruning_that_stops_midway_hands_over_what_it_has(model):
