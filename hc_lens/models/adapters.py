@@ -9,7 +9,7 @@
 4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a
    classifier. TransformerLens also finds the adapters itself, as entry points of the group
    ``transformer_lens.architectures``. But up to 4.3 it looks for these only after it has chosen
-   from its own table, so that they would count from the second model of a process on.
+   from its own table, so that without `register` they count from the second model of a process on.
 """
 
 from __future__ import annotations
@@ -201,6 +201,8 @@ def register() -> None:
     # First, as it warns of a name that it knows already.
     ArchitectureAdapterFactory.discover_entry_points()
     for name, adapter in ADAPTERS.items():
-        if name not in SUPPORTED_ARCHITECTURES:
-            ArchitectureAdapterFactory.register_adapter(name, adapter)
-            SUPPORTED_ARCHITECTURES[name] = adapter
+        ArchitectureAdapterFactory.register_adapter(name, adapter)
+
+
+for _name, _adapter in ADAPTERS.items():
+    SUPPORTED_ARCHITECTURES.setdefault(_name, _adapter)
