@@ -90,13 +90,13 @@ class Handle:
         `about` says what a user's mask does; hooks of our own functions leave it empty.
         """
         self.about = about
-        self._hooks: list[tuple[Any, Any]] = []
+        self._hooks: list[tuple[str, Any, Any]] = []
         try:
             for name, edit in edits.items():
                 point = model.hook_dict[name]
                 point.add_hook(lambda activation, hook, edit=edit: edit(activation))
                 hook = point.fwd_hooks[-1]
-                self._hooks.append((point, hook))
+                self._hooks.append((name, point, hook))
                 hook.hc_lens = self
         except BaseException:
             self.detach()
@@ -105,11 +105,11 @@ class Handle:
     @property
     def attached(self) -> bool:
         """Whether the hooks are still on the model."""
-        return any(hook in point.fwd_hooks for point, hook in self._hooks)
+        return any(hook in point.fwd_hooks for _, point, hook in self._hooks)
 
     def detach(self) -> None:
         """Take the hooks off; a second call does nothing."""
-        for point, hook in self._hooks:
+        for _, point, hook in self._hooks:
             hook.hook.remove()
             point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not hook]
         self._hooks = []
@@ -121,7 +121,7 @@ class Handle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        lost = [point.name for point, hook in self._hooks if hook not in point.fwd_hooks]
+        lost = [name for name, point, hook in self._hooks if hook not in point.fwd_hooks]
         self.detach()
         if lost and self.about:
             warn(
