@@ -43,13 +43,13 @@ from hc_lens.analyses.composition.receivers import (
 from hc_lens.analyses.composition.weights import weight_scores
 from hc_lens.errors import HcLensError
 from hc_lens.masks.replacements import Source
-from hc_lens.metrics import KL, NAMED, over_cases
+from hc_lens.metrics import KL, MARGIN, NAMED, over_cases
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.records import json_bytes, read_table, sealed, table_bytes, unsealed, write_file
 from hc_lens.scans.scan import scan
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units
 
-FORMAT = "hc_lens.composition.3"
+FORMAT = "hc_lens.composition.2"
 _TABLES = ("edges", "explained", "dependents", "agreement")
 _COMPARED = [KL, "accuracy_change", "margin_change"]
 _HEAD_COLUMNS = ["head", "dataset", "case", "n", *MEASURES, "ablated_kl", "ablated_accuracy_change"]
@@ -108,7 +108,8 @@ class Trace:
             if about.get("format") != FORMAT:
                 raise ValueError(f"format {about.get('format')!r}")
             tables = dict(zip(_TABLES, map(read_table, contents), strict=True))
-            fields = tuple(about["core"]), about["norms"], about["metric"]
+            # Older files attribute the margin and do not say so.
+            fields = tuple(about["core"]), about["norms"], about.get("metric", MARGIN)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise HcLensError(
                 f"expected a folder that Trace.save wrote ({FORMAT}), got {path}: {error}; trace "

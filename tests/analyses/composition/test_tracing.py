@@ -98,9 +98,15 @@ def test_dependents_are_heads_outside_the_core_that_read_it(bert, found):
 
 def test_a_trace_goes_to_disk_and_back(found, tmp_path):
     again = Trace.load(found.save(tmp_path / "trace"))
-    assert (again.core, again.norms) == (found.core, found.norms)
+    assert (again.core, again.norms, again.metric) == (found.core, found.norms, "margin")
     for name in ("edges", "explained", "dependents", "agreement"):
         pd.testing.assert_frame_equal(getattr(again, name), getattr(found, name))
+
+
+def test_a_trace_of_an_older_version_attributed_the_margin(found, tmp_path):
+    path = found.save(tmp_path) / "trace.json"
+    path.write_text(json.dumps({"format": FORMAT, "core": ["L0.H0"], "norms": "frozen"}))
+    assert Trace.load(tmp_path).metric == "margin"
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path):
