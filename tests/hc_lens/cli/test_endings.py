@@ -118,10 +118,10 @@ def test_a_disk_that_fails_is_one_clear_line(prune, monkeypatch, error, line):
 
 
 def test_a_folder_that_is_full_is_named(prune, monkeypatch):
-    error = failed("/tmp/hc_lens", OSError(28, "No space left on device"))
+    error = failed("/full/disk", OSError(28, "No space left on device"))
     error.__cause__ = OSError(28, "No space left on device")
     fail(monkeypatch, error)
-    assert "expected to write to /tmp/hc_lens, got OSError" in prune().stderr.splitlines()[-1]
+    assert "expected to write to /full/disk, got OSError" in prune().stderr.splitlines()[-1]
 
 
 def test_a_full_disk_behind_another_error_is_told_too(prune, monkeypatch):
