@@ -116,7 +116,7 @@ def test_a_loss_that_is_no_finite_number_with_a_derivative_is_an_error(kind, hoo
     ):
         with pytest.raises(hc.HcLensError, match=message):
             work()
-    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert not hooks_on(hooked)
 
 
 def test_kl_has_no_gradient_at_the_full_model_and_is_refused(hooked, batches, means):
