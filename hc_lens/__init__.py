@@ -17,6 +17,7 @@ from hc_lens.version import __version__ as __version__
 if TYPE_CHECKING:
     from hc_lens.errors import HcLensError as HcLensError
     from hc_lens.models.loading import load as load
+    from hc_lens.models.adapters import register as register_adapters
     from hc_lens.units import Unit as Unit, UnitSpace as UnitSpace, pairs as pairs
     from hc_lens.data.task import Task as Task
     from hc_lens.data.prompts import Prompts as Prompts

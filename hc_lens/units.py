@@ -85,6 +85,7 @@ class UnitSpace:
                 "expected a model with a TransformerLens config (cfg.n_layers, cfg.n_heads), "
                 f"got {type(model).__name__}; load one with hc.load(...)"
             )
+        check_head(model)
         mlps = () if getattr(cfg, "attn_only", False) else tuple(range(cfg.n_layers))
         return cls((cfg.n_heads,) * cfg.n_layers, mlps)
 
@@ -208,3 +209,16 @@ def _check_once(what: str, named: Iterable[Unit | str]) -> None:
                 "remove the repeats"
             )
         seen.add(each)
+
+
+def check_head(model: Model) -> None:
+    """Refuse a bridge whose checkpoint is a classifier, but whose model is something else."""
+    inside = getattr(model, "original_model", None)
+    named = (getattr(getattr(inside, "config", None), "architectures", None) or [""])[0]
+    if named.endswith("ForSequenceClassification") and named != type(inside).__name__:
+        raise HcLensError(
+            f"expected the classifier that the checkpoint holds ({named}), got a bridge around a "
+            f"{type(inside).__name__}, whose head is not in the checkpoint; load the checkpoint "
+            "with hc.load(...), or call hc.register_adapters() before "
+            "TransformerBridge.boot_transformers(...)"
+        )

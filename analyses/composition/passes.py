@@ -43,9 +43,9 @@ from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import has_user_hooks, mlp_name, z_name
 from hc_lens.models.reading import is_classifier
-from hc_lens.models.views import ModelView
+from hc_lens.models.views import ModelView, view
 from hc_lens.protocols import Model
-from hc_lens.scans.layers import Runnable, Stream, can_fuse, check_runnable
+from hc_lens.scans.layers import Stream, can_fuse, check_runnable
 from hc_lens.units import Unit
 
 How = Literal["frozen", "recomputed", "tangent"]
@@ -58,11 +58,11 @@ NAMES: dict[Output, Callable[[int], str]] = {"z": z_name, "mlp_out": mlp_name}
 """Their hook points, by layer."""
 
 
-def check_supported(model: Model) -> Runnable:
+def check_supported(model: Model) -> Model:
     """The model itself; an HcLensError unless path patching knows how its blocks are built."""
     known = check_runnable(model)
     capped = softcap_enabled(getattr(model.cfg, "output_logits_soft_cap", None))
-    if not can_fuse(known) or getattr(model.cfg, "use_qk_norm", False) or capped:
+    if capped or not can_fuse(known) or not view(known, 0).heads.norm_q.identity:
         what = "a soft cap on its logits" if capped else "other blocks"
         raise HcLensError(
             "expected a model whose block structure is known, got a "

@@ -26,7 +26,6 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.analyses.composition.engine import PathEngine
 from hc_lens.analyses.composition.passes import Pass, PathView
@@ -38,7 +37,8 @@ from hc_lens.analyses.composition.receivers import (
 )
 from hc_lens.blocks import Mlp, Norm, Resid
 from hc_lens.errors import HcLensError, check_count
-from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.models.inputs import is_encoder
+from hc_lens.models.lens import known_parts
 from hc_lens.models.reading import is_classifier
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import limited_batches
@@ -238,16 +238,12 @@ def _readers(linear: _Linear) -> Iterator[Reader]:
 
 
 @torch.no_grad()
-def _last_matrix(model: HookedEncoder | HookedTransformer) -> Matrix:
+def _last_matrix(model: Model) -> Matrix:
     """What reads the stream behind the last layer."""
-    if isinstance(model, EncoderClassifier):
-        return model.pooler.W.detach().double()
-    if isinstance(model, HookedEncoder):
-        return model.mlm_head.W.detach().double()
-    unembed = model.unembed.W_U.detach().double()
-    if is_classifier(model):
-        return unembed
-    squares, basis = torch.linalg.eigh(unembed @ unembed.T)
+    matrix = known_parts(model).last_matrix().double()
+    if is_classifier(model) or is_encoder(model):
+        return matrix
+    squares, basis = torch.linalg.eigh(matrix @ matrix.T)
     return basis * squares.clamp(min=0).sqrt()
 
 

@@ -25,7 +25,6 @@ import pandas as pd
 from scipy import stats
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tqdm.auto import tqdm
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers import PreTrainedTokenizerFast
 
 from hc_lens.analyses.extractive.experiments import (
@@ -46,6 +45,7 @@ from hc_lens.analyses.extractive.facts import (
     second_hop,
 )
 from hc_lens.analyses.extractive.figures import heat_maps, rank_bars
+from hc_lens.analyses.extractive.hooked import HookedTransformer, HookedTransformerConfig
 from hc_lens.analyses.extractive.prompts import Question
 from hc_lens.analyses.extractive.scoring import scores
 from hc_lens.analyses.extractive.settings import DeskConfig, Method, ScoreConfig

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
 from torch import Tensor
-from transformer_lens import HookedTransformer
 from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
+from hc_lens.analyses.extractive.hooked import HookedTransformer
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import has_user_hooks
 from hc_lens.models.loading import load

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -20,7 +21,7 @@ import transformers
 import hc_lens as hc
 
 
-def model_of_minilm_size() -> hc.models.classifiers.EncoderClassifier:
+def model_of_minilm_size() -> Any:
     """A random-weight classifier of MiniLM's shape."""
     config = transformers.BertConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
@@ -66,7 +67,7 @@ def main() -> None:
             model(**inputs)
 
     def plain_backward() -> None:
-        embedding = model.hook_dict["hook_full_embed"]
+        embedding = model.hook_dict["blocks.0.hook_resid_pre"]
         embedding.add_hook(lambda value, hook: value.requires_grad_())
         model(**inputs).sum().backward()
         embedding.remove_hooks()

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -21,7 +22,6 @@ from hc_lens.masks.hooks import observe
 from hc_lens.models.inputs import mask_of
 from hc_lens.protocols import Model
 
-_BLOCKS = "blocks."
 _INFINITE = ("attn_scores", "mask")
 """Parts of the names of hook points at which minus infinity means that nothing is attended to."""
 
@@ -35,7 +35,8 @@ def is_finite(values: Shaped[Tensor, "..."]) -> bool:
 
 def check_weights(model: Model) -> None:
     """Refuse a model with a weight in its blocks that is not finite."""
-    name = _first_weight(model, _BLOCKS)
+    blocks = getattr(model, "blocks", None)
+    name = None if blocks is None else _first_weight(blocks, "blocks.")
     if name is not None:
         raise HcLensError(
             f"expected finite weights, got NaN or infinity in {name}; read or save the checkpoint "
@@ -70,13 +71,17 @@ def _begins(model: Model, inputs: Mapping[str, Tensor]) -> str:
             found.append(name)
 
     names = [name for name in model.hook_dict if not any(part in name for part in _INFINITE)]
+    # Of several names of a hook point of a bridge the shortest is TransformerLens 3's.
+    names.sort(key=lambda name: name.count("."))
     observe(model, inputs, names, see)
     place = f"at the hook point {found[0]}" if found else "behind the last hook point"
     weight = _first_weight(model)
     return f"begin {place}" + (f" (the weight {weight} is not finite)" if weight else "")
 
 
-def _first_weight(model: Model, prefix: str = "") -> str | None:
-    """The first parameter under a name that is not finite, in the model's order."""
-    named = model.named_parameters()
-    return next((n for n, value in named if n.startswith(prefix) and not is_finite(value)), None)
+def _first_weight(part: Any, prefix: str = "") -> str | None:
+    """The first parameter of a model or a part of it that is not finite, in the model's order."""
+    named = part.named_parameters()
+    found = next((prefix + name for name, value in named if not is_finite(value)), None)
+    # A bridge puts this part between each of its components and the module that it wraps.
+    return None if found is None else found.replace("_original_component.", "")

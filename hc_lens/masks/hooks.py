@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,13 +44,27 @@ def hook_points(space: UnitSpace) -> dict[str, slice | int]:
 
 def is_hooked(module: Any) -> bool:
     """Whether something hooks into a module itself or replaces its forward pass."""
-    hooks = getattr(module, "_forward_hooks", None) or getattr(module, "_forward_pre_hooks", None)
-    return bool(hooks) or "forward" in vars(module)
+    return "forward" in vars(module) or any(map(_is_a_user_s, _hooks(module)))
 
 
 def has_user_hooks(model: Model) -> bool:
     """Whether anything hooks into the forward pass of the model or replaces a part of it."""
     return any(is_hooked(module) for module in model.modules())
+
+
+def _hooks(module: Any) -> Iterator[Any]:
+    """What runs whenever a module runs: functions, and hooks in the list of a hook point."""
+    yield from getattr(module, "fwd_hooks", ())
+    yield from getattr(module, "bwd_hooks", ())
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+
+
+def _is_a_user_s(hook: Any) -> bool:
+    """Whether a hook is not one of those with which a bridge and Hugging Face do their work."""
+    if not callable(hook):
+        hook = getattr(hook, "user_hook", None)  # TransformerLens 3 does not tell, and has none
+    return getattr(hook, "__module__", "").split(".")[0] not in ("transformers", "transformer_lens")
 
 
 def hooked_units(model: Model) -> UnitSpace:
@@ -79,13 +93,13 @@ class Handle:
         `about` says what a user's mask does; hooks of our own functions leave it empty.
         """
         self.about = about
-        self._hooks: list[tuple[Any, Any]] = []
+        self._hooks: list[tuple[str, Any, Any]] = []
         try:
             for name, edit in edits.items():
                 point = model.hook_dict[name]
                 point.add_hook(lambda activation, hook, edit=edit: edit(activation))
                 hook = point.fwd_hooks[-1]
-                self._hooks.append((point, hook))
+                self._hooks.append((name, point, hook))
                 hook.hc_lens = self
         except BaseException:
             self.detach()
@@ -94,11 +108,11 @@ class Handle:
     @property
     def attached(self) -> bool:
         """Whether the hooks are still on the model."""
-        return any(hook in point.fwd_hooks for point, hook in self._hooks)
+        return any(hook in point.fwd_hooks for _, point, hook in self._hooks)
 
     def detach(self) -> None:
         """Take the hooks off; a second call does nothing."""
-        for point, hook in self._hooks:
+        for _, point, hook in self._hooks:
             hook.hook.remove()
             point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not hook]
         self._hooks = []
@@ -110,7 +124,7 @@ class Handle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        lost = [point.name for point, hook in self._hooks if hook not in point.fwd_hooks]
+        lost = [name for name, point, hook in self._hooks if hook not in point.fwd_hooks]
         self.detach()
         if lost and self.about:
             warn(

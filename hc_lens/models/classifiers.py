@@ -26,6 +26,7 @@ from transformer_lens.config.hooked_transformer_config import HookedTransformerC
 from hc_lens.errors import check_choice
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode
+from hc_lens.models.parts import last_real
 from hc_lens.protocols import Model
 
 Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
@@ -167,13 +168,7 @@ class DecoderClassifier(_Classifier, HookedTransformer):
         like: Float[Tensor, "batch pos width"],
     ) -> Int[Tensor, "batch"]:
         """Where the classifier reads: the rightmost token that is not a pad (0 if all are)."""
-        real = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
-        if tokens is not None and self.pad_token_id is not None:
-            real &= tokens.to(like.device) != self.pad_token_id
-        if attention_mask is not None:
-            real &= attention_mask.to(like.device).bool()
-        positions = torch.arange(like.shape[1], device=like.device)
-        return (positions * real).argmax(-1)
+        return last_real(tokens, attention_mask, self.pad_token_id, like)
 
     def forward(  # type: ignore[override]
         self,

@@ -22,18 +22,8 @@ from transformer_lens import loading_from_pretrained as loading
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 from hc_lens.models.classifiers import DecoderClassifier, DecoderLanguageModel
+from hc_lens.models.families import ARCHITECTURES
 from hc_lens.records import as_folder
-
-ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""Hugging Face model type -> the causal-LM architecture that TransformerLens converts."""
 
 
 class _Place(str):

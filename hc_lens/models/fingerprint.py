@@ -77,6 +77,8 @@ def _set_by_hand(model: Model) -> list[object]:
         found += [
             [name, key, str(own[key])] for key in usual if own.get(key, usual[key]) != usual[key]
         ]
+        if "scaling" in own:
+            found.append([name, "scaling", own["scaling"]])
         if "act_fn" in own and own["act_fn"] is not known:
             found.append([name, "act_fn", plain_value(own["act_fn"])])
     return found

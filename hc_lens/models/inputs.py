@@ -66,9 +66,8 @@ def pad(
 
 def mask_name(model: Model) -> str:
     """What the model's ``forward`` calls the attention mask."""
-    from transformer_lens import HookedEncoder
-
-    return "one_zero_attention_mask" if isinstance(model, HookedEncoder) else "attention_mask"
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    return "one_zero_attention_mask" if "HookedEncoder" in kinds else "attention_mask"
 
 
 @dataclass(frozen=True)

@@ -23,39 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformer_lens import HookedTransformer
 
 from hc_lens.data.labels import name_labels
 from hc_lens.errors import HcLensError, first_line
-from hc_lens.models import bert, distilbert, electra, roberta
-from hc_lens.models.classifiers import (
-    DecoderClassifier,
-    DecoderLanguageModel,
-    EncoderClassifier,
-    EncoderLanguageModel,
-)
-from hc_lens.models.decoders import ARCHITECTURES, convert_decoder
+from hc_lens.models.families import ARCHITECTURES, FAMILIES, MASKED
+from hc_lens.models.inputs import is_encoder
+from hc_lens.models.lens import HookedModel, convert
 from hc_lens.models.quiet import quiet
 from hc_lens.records import changed_file
-
-HookedModel = EncoderClassifier | EncoderLanguageModel | DecoderClassifier | DecoderLanguageModel
-
-FAMILIES = {
-    "bert": bert.FAMILY.convert,
-    "roberta": roberta.FAMILY.convert,
-    "xlm-roberta": roberta.FAMILY.convert,
-    "distilbert": distilbert.FAMILY.convert,
-    "electra": electra.FAMILY.convert,
-    **dict.fromkeys(ARCHITECTURES, convert_decoder),
-}
-"""Hugging Face model type -> the function that makes a hooked model of its checkpoints."""
-
-MASKED = {
-    "bert": "BertForMaskedLM",
-    "roberta": "RobertaForMaskedLM",
-    "xlm-roberta": "XLMRobertaForMaskedLM",
-}
-"""Hugging Face model type -> the masked-LM architecture that its family converts."""
 
 LONGEST_ID = 193
 """Most characters of a Hub id: 96 of the user's name, a slash, and 96 of the repository's."""
@@ -116,9 +91,9 @@ def load(
                 "expected a directory, a Hub id or a Hugging Face model, got "
                 f"{type(source).__name__}; pass the path of a saved checkpoint"
             )
-        convert = FAMILIES[hf_model.config.model_type]
-        model = convert(hf_model, device=None if device is None else str(device), dtype=dtype)
-        model.to(model.cfg.device or "cpu", print_details=False)
+        family = FAMILIES[hf_model.config.model_type]
+        where = None if device is None else str(device)
+        model = convert(hf_model, family, device=where, dtype=dtype)
     _carry(model, hf_model.config, tokenizer, labels)
     return model.requires_grad_(False).eval()
 
@@ -398,11 +373,16 @@ def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
 def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str] | None) -> None:
     """Give the model its tokenizer, pad id and labels."""
     tokenizer = None if tokenizer is None else with_pad(tokenizer)
-    if isinstance(model, HookedTransformer):
+    if not is_encoder(model):
         # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
         puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
         model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
     named: dict[int, str] = getattr(model, "labels", {})
     if labels is not None:
         named = name_labels(named, labels)
-    vars(model).update(tokenizer=tokenizer, pad_token_id=config.pad_token_id, labels=named)
+    for name, value in (
+        ("tokenizer", tokenizer),
+        ("pad_token_id", config.pad_token_id),
+        ("labels", named),
+    ):
+        setattr(model, name, value)

@@ -9,8 +9,9 @@
    needs to be kept.
 4. `read_units` runs a model for the activations of its units alone: without final norm and
    unembedding, which would make the vocabulary's logits at every position.
-5. What cannot be taken apart is held as its logits: a classifier, a TransformerBridge, or a model
-   with hooks of the user's own behind its last block, which expect every position.
+5. What cannot be taken apart is held as its logits: a classifier, a model of a kind that hc_lens
+   does not know, or one with hooks of the user's own behind its last block, which expect every
+   position.
 """
 
 from __future__ import annotations
@@ -21,33 +22,27 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedEncoder, HookedTransformer
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.finite import is_finite
 from hc_lens.masks.hooks import has_user_hooks, hook_points, hooked_units, is_hooked, observe
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
 from hc_lens.models.inputs import is_encoder, mask_of
+from hc_lens.models.lens import known_parts, parts_of
+from hc_lens.models.parts import Parts, last_real
 from hc_lens.protocols import BatchLike, Model
-
-_BEHIND = ("ln_final", "mlm_head", "unembed")
-"""The parts of a language model behind its last block."""
 
 
 def is_classifier(model: Model) -> bool:
     """Whether the model is a classifier of `hc.load`."""
-    return isinstance(model, EncoderClassifier | DecoderClassifier)
+    parts = parts_of(model)
+    return parts is not None and parts.is_classifier
 
 
 def read_positions(model: Model, batch: BatchLike) -> Int[Tensor, "batch"]:
     """The position at which each row is read, which decides its logits."""
-    mask = mask_of(batch.inputs)
-    if isinstance(model, EncoderClassifier):
-        return torch.zeros_like(mask[:, 0])
-    if isinstance(model, DecoderClassifier):
-        given = batch.inputs.get("attention_mask")
-        return model.read_positions(batch.inputs["input"], given, mask[..., None].float())
-    reads = getattr(batch, "reads", None)
+    parts = parts_of(model)
+    known = None if parts is None else parts.reads(batch)
+    reads = getattr(batch, "reads", None) if known is None else known
     if reads is not None:
         return reads
     if is_encoder(model):
@@ -56,8 +51,8 @@ def read_positions(model: Model, batch: BatchLike) -> Int[Tensor, "batch"]:
             f"{type(batch).__name__} without reads; make them with hc.Prompts, with the mask token "
             "in each prompt"
         )
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return (positions * mask).argmax(-1)
+    mask = mask_of(batch.inputs)
+    return last_real(None, mask, None, mask)
 
 
 def at_positions(
@@ -72,10 +67,10 @@ class Readout:
 
     def __init__(self, model: Model):
         self.model: Any = model
-        language_model = isinstance(model, HookedEncoder | HookedTransformer)
-        behind = [getattr(model, name) for name in _BEHIND if hasattr(model, name)]
+        parts = parts_of(model)
+        behind = [getattr(model, name) for name in Parts.behind if hasattr(model, name)]
         hooked = is_hooked(model) or any(map(has_user_hooks, behind))
-        self.split = language_model and not is_classifier(model) and not hooked
+        self.split = parts is not None and not parts.is_classifier and not hooked
         """Whether the residual stream is held; else the logits themselves are."""
 
     def __call__(self, batch: BatchLike) -> Float[Tensor, "batch out"]:
@@ -99,11 +94,7 @@ class Readout:
         """The logits of what is held, with the model's own final norm and unembedding."""
         if not self.split:
             return held
-        model, stream = self.model, held.flatten(0, -2)[:, None]
-        if isinstance(model, HookedEncoder):
-            logits = model.unembed(model.mlm_head(stream))
-        else:
-            logits = model(stream, start_at_layer=model.cfg.n_layers, return_type="logits")
+        logits = known_parts(self.model).head(held.flatten(0, -2)[:, None])
         if not is_finite(logits):
             raise HcLensError(
                 "expected finite logits, got NaN or infinity, which begin behind the last block; "
@@ -113,13 +104,7 @@ class Readout:
 
     def run(self, inputs: Mapping[str, Tensor]) -> Any:
         """What the blocks leave, the stream at every position, or else the model's own logits."""
-        model = self.model
-        if not self.split:
-            return model(**inputs)
-        if isinstance(model, HookedEncoder):
-            types, mask = inputs.get("token_type_ids"), inputs.get("one_zero_attention_mask")
-            return model.encoder_output(inputs["input"], types, mask)
-        return model(**inputs, stop_at_layer=model.cfg.n_layers)
+        return known_parts(self.model).stream(inputs) if self.split else self.model(**inputs)
 
 
 def read_units(

@@ -10,35 +10,17 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-from transformer_lens.components.bert_embed import BertEmbed
-from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
+from typing import Any
+
+from torch import nn
 
 from hc_lens.models.encoders import EncoderFamily
 
 
-class PadAwareEmbed(BertEmbed):
-    """BertEmbed whose positions count the tokens that are not pads."""
+def _embed(cfg: Any, config: Any) -> nn.Module:
+    from hc_lens.models.embeddings import PadAwareEmbed
 
-    def __init__(self, cfg: HookedTransformerConfig, pad_token_id: int):
-        super().__init__(cfg)
-        self.pad_token_id = pad_token_id
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch pos"],
-        token_type_ids: Int[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Sum of token, position and token-type vectors, normalised."""
-        real = input_ids != self.pad_token_id
-        positions = (real.cumsum(-1) - 1).clamp(min=0)
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        words = self.hook_embed(self.embed(input_ids))
-        where = torch.where(real.unsqueeze(-1), self.pos_embed.W_pos[positions], 0.0)
-        summed = words + self.hook_pos_embed(where)
-        return self.ln(summed + self.hook_token_type_embed(self.token_type_embed(types)))
+    return PadAwareEmbed(cfg, config.pad_token_id)
 
 
 FAMILY = EncoderFamily(
@@ -51,5 +33,5 @@ FAMILY = EncoderFamily(
     },
     masked_act_fn=lambda config: "gelu",
     first_position=lambda config: config.pad_token_id + 1,
-    embed=lambda cfg, config: PadAwareEmbed(cfg, config.pad_token_id),
+    embed=_embed,
 )

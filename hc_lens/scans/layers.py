@@ -12,7 +12,7 @@ head h of a layer leaves that layer's attention alone: the stream changes by
 of rank d_head, the MLP and the layers above. A removed MLP is skipped where its replacement does
 not depend on what it computes. In the last layer only the query at the read position matters.
 
-`HookedLayers` calls the model's own TransformerLens blocks, so that the user's hooks run. An
+`HookedLayers` calls the model's own blocks, so that the user's hooks run. An
 ablation is hooks of `hc_lens.masks.ablate`, put on after the user's and taken off again.
 """
 
@@ -20,12 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens import HookedEncoder, HookedTransformer
 from transformer_lens.utilities.activation_functions import softcap_enabled
 
 from hc_lens.blocks import Block, Context, PerHead, Resid
@@ -33,9 +32,10 @@ from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.hooks import Handle, has_user_hooks, mlp_name, z_name
 from hc_lens.masks.replacements import Source
-from hc_lens.models.classifiers import EncoderClassifier
+from hc_lens.models.lens import known_parts
+from hc_lens.models.parts import Entered
 from hc_lens.models.reading import Readout, at_positions, is_classifier, read_positions
-from hc_lens.models.views import ModelView, can_view, embed
+from hc_lens.models.views import ModelView, can_view
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
 
@@ -67,8 +67,8 @@ class Stream:
     """What replaces removed units, bound to the batch."""
     context: Context
     """Who may attend to whom, and where each row is read."""
-    positions: Float[Tensor, "batch pos d_model"] | None = None
-    """What every block of a shortformer is given beside the stream."""
+    entered: Entered | None = None
+    """What the model gives to its own blocks beside the stream, where they are run."""
 
     @property
     def n_rows(self) -> int:
@@ -88,18 +88,10 @@ class Stream:
         return moved @ block.heads.W_O[heads].flatten(0, 1)
 
 
-Runnable = HookedEncoder | HookedTransformer
-"""Models whose blocks can be run one by one."""
-
-
-def check_runnable(model: Model) -> Runnable:
+def check_runnable(model: Model) -> Model:
     """The model itself; an HcLensError unless it can be run block by block."""
-    if not isinstance(model, Runnable):
-        raise HcLensError(
-            "expected a HookedEncoder or HookedTransformer, whose blocks can be run one by one, "
-            f"got a {type(model).__name__}; load the checkpoint with hc.load(...)"
-        )
-    if model._forward_hooks or model._forward_pre_hooks:
+    whole = known_parts(model).model
+    if whole._forward_hooks or whole._forward_pre_hooks:
         raise HcLensError(
             "expected hooks on the model's hook points or submodules, got a forward hook on the "
             "model itself, which a scan of its blocks never calls; remove it for the scan"
@@ -107,7 +99,7 @@ def check_runnable(model: Model) -> Runnable:
     return model
 
 
-def can_fuse(model: Runnable) -> bool:
+def can_fuse(model: Model) -> bool:
     """Whether the kernels compute what the model computes, and a layer's output adds its heads'."""
     cfg = model.cfg
     capped = softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
@@ -119,7 +111,7 @@ def can_fuse(model: Runnable) -> bool:
     )
 
 
-def layers_of(model: Runnable) -> FusedLayers | HookedLayers:
+def layers_of(model: Model) -> FusedLayers | HookedLayers:
     """The faster way of the two that computes what the model computes."""
     fused = can_fuse(model) and not has_user_hooks(model)
     return FusedLayers(model) if fused else HookedLayers(model)
@@ -131,7 +123,7 @@ class FusedLayers:
     watched = False
     """Whether hooks see the activations: then no stacks, and every position is computed."""
 
-    def __init__(self, model: Runnable):
+    def __init__(self, model: Model):
         self.view, self.readout = ModelView(model), Readout(model)
         self.held_bytes = sum(block.W_qkv.nbytes for block in self.view.blocks)
         """Bytes that are held for the whole scan beside the model."""
@@ -218,49 +210,39 @@ class HookedLayers:
     watched = True
     held_bytes = 0
 
-    def __init__(self, model: Runnable):
-        self.model, self.space, self.readout = model, UnitSpace.of(model), Readout(model)
+    def __init__(self, model: Model):
+        self.model, self.parts = model, known_parts(model)
+        self.space, self.readout = UnitSpace.of(model), Readout(model)
 
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
-        entered, reads = embed(self.model, batch.inputs), read_positions(self.model, batch)
-        context = Context(entered.mask, reads=reads)
-        tokens = batch.inputs["input"]
-        return Stream(entered.resid, tokens, source, context, entered.positions)
+        entered = self.parts.enter(batch.inputs, blocks=True)
+        context = Context(entered.mask, reads=read_positions(self.model, batch))
+        return Stream(entered.resid, batch.inputs["input"], source, context, entered)
 
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
         """Run the block under the hooks of one ablation; a `narrow` layer is never asked for."""
         assert not narrow
-        block, attended = self.model.blocks[layer], stream.context.mask
-        if isinstance(self.model, HookedEncoder) and attended is not None:
-            # Minus infinity at the pads, as HookedEncoder gives it to its blocks.
-            attended = torch.where(attended == 0, -torch.inf, 0.0)[:, None, None, :]
+        assert stream.entered is not None
+        block = self.parts.block(layer, stream.entered)
 
         def run(branches: Sequence[Branch]) -> Resid:
             (branch,) = branches
             mask = torch.ones(len(self.space), device=resid.device)
             mask[self.space.indices(branch.part)] = 0.0
             with Handle(self.model, mask_edits(self.space, mask, stream.source)):
-                if isinstance(self.model, HookedEncoder):
-                    return block(resid, attended)
-                given = stream.positions
-                return block(resid, shortformer_pos_embed=given, attention_mask=attended)
+                return block(resid)
 
         return run
 
     def held(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows width"]:
         """What is left at the read positions, or the logits there, with the hooks of the head."""
-        model, reads = self.model, stream.context.reads
+        reads = stream.context.reads
         assert reads is not None
         if self.readout.split:
             return at_positions(resid, reads)
-        if isinstance(model, EncoderClassifier):
-            return model.unembed(model.pooler(resid))
-        if isinstance(model, HookedEncoder):
-            return at_positions(model.unembed(model.mlm_head(resid)), reads)
-        # Not a classifier's own, which would look for tokens to find where it is read.
-        forward: Any = HookedTransformer.forward
-        return at_positions(forward(model, resid, start_at_layer=model.cfg.n_layers), reads)
+        logits = self.parts.head(resid)
+        return logits if logits.ndim == 2 else at_positions(logits, reads)
 
     def row_bytes(self, pos: int, levels: int) -> int:
         """As for `FusedLayers`; TransformerLens holds several attention patterns."""

@@ -47,7 +47,7 @@ def rows() -> tuple:
 
 
 def test_the_example_of_a_family_gives_the_logits_of_hugging_face(example, monkeypatch) -> None:
-    monkeypatch.setitem(loading.FAMILIES, "ernie", example("EncoderFamily").FAMILY.convert)
+    monkeypatch.setitem(loading.FAMILIES, "ernie", example("EncoderFamily").FAMILY)
     config = transformers.ErnieConfig(**tiny.SIZES, **tiny.COMMON)
     with torch.random.fork_rng():
         original = tiny.roughen(transformers.ErnieForSequenceClassification(config)).double().eval()

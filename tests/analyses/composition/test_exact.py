@@ -16,6 +16,7 @@ from hc_lens.units import Unit
 from tests import tiny
 from tests.analyses.composition.by_hand import inputs_without, patched_logits
 from tests.hc_lens.pairs import deep_model, pair_batches
+from tests.lens import hooked_only
 
 NORMS = ("frozen", "recomputed")
 SENDERS = [(Unit(0, 1),), (Unit(2, 3),), (Unit(1),)]
@@ -53,6 +54,7 @@ def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(famil
             assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
 
 
+@hooked_only
 def test_in_single_precision_the_edges_agree_to_a_hundred_thousandth(family):
     model, batches, means = prepared(family, torch.float32)
     batch, sender = batches[1], (Unit(0, 1),)
@@ -106,6 +108,7 @@ def test_a_joint_patch_of_one_receiver_is_the_edge(name, norms):
         assert torch.allclose(engine.joint(clean, sender, [receiver]), logits, atol=1e-10)
 
 
+@hooked_only
 def test_later_as_receivers_a_joint_patch_see_what_the_earlier_ones_changed():
     # In GPT-2 the stream itself has no norms: the later receiver reads its stream plus d.
     model, batches, means = prepared("gpt2")

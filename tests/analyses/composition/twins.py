@@ -14,11 +14,10 @@ The other heads have small random weights.
 from __future__ import annotations
 
 import torch
-from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
-from hc_lens.models.classifiers import DecoderClassifier
 from hc_lens.models.quiet import quiet
 from tests.batches import Batches, Rows
+from tests.lens import HookedTransformerConfig
 
 N_WORDS, N_PLACES = 7, 8
 MARK = N_WORDS - 1
@@ -32,7 +31,7 @@ class LabelledBatches(Batches):
     labels = tuple(f"word {place}" for place in range(N_WORDS))
 
 
-def twin(kind: str, seed: int = 0) -> DecoderClassifier:
+def twin(kind: str, seed: int = 0):
     """The model in which L1.H0 reads L0.H0 through `kind`, float64."""
     cfg = HookedTransformerConfig(
         n_layers=2,
@@ -49,6 +48,8 @@ def twin(kind: str, seed: int = 0) -> DecoderClassifier:
         init_weights=False,
         device="cpu",
     )
+    from hc_lens.models.classifiers import DecoderClassifier
+
     with quiet():
         model = DecoderClassifier(cfg, dict(enumerate(LabelledBatches.labels)))
     generator = torch.Generator().manual_seed(seed)

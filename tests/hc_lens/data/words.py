@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from tests.lens import HookedTransformer, HookedTransformerConfig
 
 SPECIAL = ("<unk>", "<s>", "[MASK]")
 

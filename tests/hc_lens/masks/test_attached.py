@@ -70,7 +70,7 @@ def test_what_reset_hooks_took_off_is_not_listed(bert):
 def test_hooks_of_our_own_functions_are_no_masks(bert):
     model, batches, means = bert
     listed = []
-    model.add_hook("hook_full_embed", lambda value, hook: listed.append(hc.attached(model)))
+    model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: listed.append(hc.attached(model)))
     hc.collect_means(model, batches, progress=False)
     hc.prune(model, batches, means, hc.PruneConfig(0.5, steps=2), progress=False)
     assert len(listed) > 4

@@ -9,6 +9,7 @@ import transformers
 import hc_lens as hc
 from hc_lens.models.fingerprint import fingerprint, weighted_sums
 from tests import tiny
+from tests.lens import bridges_only, hooked_only
 
 
 @pytest.mark.slow
@@ -126,9 +127,11 @@ def test_weighted_sums_read_values_of_any_size(dtype):
 @pytest.mark.parametrize(
     ("place", "name", "value"),
     [
-        ("blocks.0.attn", "attn_scale", 1.0),
-        ("blocks.1.mlp", "act_fn", torch.relu),
-        ("blocks.0.ln1", "eps", 0.5),
+        pytest.param("blocks.0.attn", "attn_scale", 1.0, marks=hooked_only),
+        pytest.param("blocks.1.mlp", "act_fn", torch.relu, marks=hooked_only),
+        pytest.param("blocks.0.attn._original_component.self", "scaling", 1.0, marks=bridges_only),
+        pytest.param("blocks.0.ln1", "eps", 0.5, marks=hooked_only),
+        pytest.param("blocks.0.ln1._original_component", "eps", 0.5, marks=bridges_only),
     ],
 )
 def test_a_setting_of_a_module_that_is_changed_by_hand_changes_the_fingerprint(place, name, value):

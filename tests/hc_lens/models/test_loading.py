@@ -16,8 +16,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformer_lens import HookedEncoder, HookedTransformer
-from transformer_lens import loading_from_pretrained as converters
 
 import hc_lens as hc
 from hc_lens.finetuning.checkpoints import trainable
@@ -25,6 +23,7 @@ from hc_lens.models.loading import read_tokenizer
 from hc_lens.records import MARKER, SCRATCH, Records
 from tests import tiny
 from tests.damage import DAMAGES, truncate
+from tests.lens import BRIDGES, HookedEncoder, HookedTransformer, hooked_only
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_a_directory_gives_the_logits_of_the_model_that_was_saved(family, tmp_pa
     with torch.no_grad():
         expected = tiny.tiny_hf(family)(**inputs).logits
     kind = HookedEncoder if family in tiny.ENCODERS else HookedTransformer
-    assert isinstance(model, kind)
+    assert BRIDGES or isinstance(model, kind)
     assert model.labels == tiny.MNLI_LABELS
     torch.testing.assert_close(model(**inputs), expected, atol=1e-4, rtol=0)
 
@@ -58,7 +57,8 @@ def test_a_directory_gives_the_logits_of_the_language_model_that_was_saved(famil
     tokens = tiny.tiny_inputs(0, "right", lengths=(7,))["input_ids"]
     with torch.no_grad():
         expected = original(tokens).logits
-    assert isinstance(model, HookedEncoder if family in tiny.ENCODERS else HookedTransformer)
+    kind = HookedEncoder if family in tiny.ENCODERS else HookedTransformer
+    assert BRIDGES or isinstance(model, kind)
     assert model.labels == {}
     assert model.fingerprint == hc.load(original).fingerprint
     torch.testing.assert_close(model(tokens), expected, atol=1e-4, rtol=0)
@@ -75,6 +75,7 @@ def edit_weights(folder: Path, change) -> None:
     save_file(change(load_file(place)), place, metadata={"format": "pt"})
 
 
+@hooked_only
 def test_a_masked_language_model_reads_text_and_ids_alike(masked):
     model = hc.load(masked)
     texts = ["the doctor saw the [MASK] .", ("the artist ran .", "the [MASK] slept .")]
@@ -92,6 +93,7 @@ def test_a_masked_language_model_reads_text_and_ids_alike(masked):
     assert model(texts, return_type=None) is None
 
 
+@hooked_only
 def test_a_masked_language_model_has_the_head_of_its_checkpoint_and_no_other(masked):
     model = hc.load(masked)
     assert isinstance(model.mlm_head, torch.nn.Module)
@@ -679,6 +681,7 @@ def test_a_done_file_is_damaged_in_a_run_and_somebody_elses_anywhere_else(kept, 
     refused(kept, r"got another done\.json")
 
 
+@hooked_only
 def test_a_decoder_loads_where_the_temporary_folder_is_named_like_a_model(tmp_path, monkeypatch):
     (tmp_path / "llama-30b-gemma").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "llama-30b-gemma"))
@@ -687,6 +690,7 @@ def test_a_decoder_loads_where_the_temporary_folder_is_named_like_a_model(tmp_pa
     assert list((tmp_path / "llama-30b-gemma").iterdir()) == []
 
 
+@hooked_only
 def test_what_a_killed_load_leaves_has_a_name_by_which_it_is_removed_later(tmp_path, monkeypatch):
     seen = []
 
@@ -695,6 +699,8 @@ def test_what_a_killed_load_leaves_has_a_name_by_which_it_is_removed_later(tmp_p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    from transformer_lens import loading_from_pretrained as converters
+
     monkeypatch.setattr(converters, "get_pretrained_model_config", killed)
     with pytest.raises(KeyboardInterrupt):
         hc.load(tiny.tiny_hf("gpt2"))

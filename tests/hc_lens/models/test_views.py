@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.func import functional_call, jvp
-from transformer_lens import HookedTransformer
-from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
 from hc_lens.blocks import KINDS, Context, forward_mode
+from hc_lens.models.inputs import mask_of
+from hc_lens.models.lens import known_parts
 from hc_lens.models.quiet import quiet
 from hc_lens.models.views import can_view, view
 from tests import tiny
 from tests.batches import random_batches
 from tests.hc_lens.pairs import deep_model
+from tests.lens import HookedTransformer, HookedTransformerConfig, exact
 
 KINDS_OF_DECODERS = {
     "pre-norm": {},
@@ -77,16 +78,17 @@ def test_pads_and_read_positions_are_those_of_every_family(family: str):
     model = deep_model(family)
     batch = random_batches(model)[0]
     causal = family in tiny.DECODERS
-    mask = batch.inputs["attention_mask" if causal else "one_zero_attention_mask"]
+    mask = mask_of(batch.inputs)
     reads = mask.sum(1) - 1 if causal else torch.zeros_like(mask[:, 0])
+    parts = known_parts(model)
+    entered = parts.enter(batch.inputs, blocks=True)
     x = stream(*mask.shape, d_model=model.cfg.d_model)
     context = Context.of(mask, reads, mask.shape[1], causal)
     with torch.no_grad():
-        for layer, own in enumerate(model.blocks):
-            block = view(model, layer)
-            added = torch.where(mask == 0, -torch.inf, 0.0)[:, None, None, :]
-            theirs = own(x, attention_mask=mask) if causal else own(x, added)
-            assert torch.allclose(block(x, context)[mask == 1], theirs[mask == 1], atol=1e-11)
+        for layer in range(model.cfg.n_layers):
+            block, theirs = view(model, layer), parts.block(layer, entered)(x)
+            got = block(x, context)[mask == 1]
+            assert torch.allclose(got, theirs[mask == 1], atol=exact(family, 1e-11))
             z = block.attention(block.attention_input(x), context)
             at = block.attend_at(block.attention_input(x), context)
             assert torch.allclose(at, context.at_reads(z), atol=1e-11)

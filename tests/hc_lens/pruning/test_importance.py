@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import hc_lens as hc
+from tests.lens import hooks_on
 
 
 def row_gradients(model, batches, means) -> torch.Tensor:
@@ -70,7 +71,7 @@ def test_rows_without_labels_are_an_error(hooked, batches, means):
     batches[0].labels[0] = -1
     with pytest.raises(hc.HcLensError, match="rows without a label"):
         hc.importance(hooked, batches, means, progress=False)
-    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert hooks_on(hooked) == []
 
 
 def test_rows_without_labels_are_an_error_whose_remedy_works(hooked, batches, means):
@@ -115,7 +116,7 @@ def test_a_loss_that_is_no_finite_number_with_a_derivative_is_an_error(kind, hoo
     ):
         with pytest.raises(hc.HcLensError, match=message):
             work()
-    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert not hooks_on(hooked)
 
 
 def test_kl_has_no_gradient_at_the_full_model_and_is_refused(hooked, batches, means):

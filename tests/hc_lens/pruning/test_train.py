@@ -6,7 +6,6 @@ from typing import get_args
 import pytest
 import torch
 import transformers
-from transformer_lens import HookedTransformer
 
 import hc_lens as hc
 from hc_lens.cli.prune import Settings as Command
@@ -20,6 +19,7 @@ from hc_lens.settings import make
 from tests import tiny
 from tests.batches import Batches, random_batches
 from tests.hc_lens.pruning.test_importance import BAD
+from tests.lens import HookedTransformer, hooks_on
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_pruning_touches_neither_weights_nor_hooks_nor_the_global_generator(sett
     finally:
         model.requires_grad_(False)
     assert model.fingerprint == before
-    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+    assert hooks_on(model) == []
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_the_last_good_state(s
     assert len(sub.removed) == 6
     assert sub.scores.isfinite().all()
     assert sub.history["step"].max() == 4
-    assert not any(point.fwd_hooks for point in setting[0].hook_dict.values())
+    assert hooks_on(setting[0]) == []
 
 
 def test_the_result_says_where_it_came_from(setting, tmp_path):
@@ -284,7 +284,7 @@ def test_the_full_model_runs_once_per_row():
     model = hc.load(tiny.tiny_hf("bert"))
     batches = random_batches(model)
     runs = []
-    model.add_hook("hook_full_embed", lambda value, hook: runs.append(len(value)))
+    model.add_hook("blocks.0.hook_resid_pre", lambda value, hook: runs.append(len(value)))
     teacher = Teacher(model)
     expected = [model(**batch.inputs) for batch in batches]
     runs.clear()

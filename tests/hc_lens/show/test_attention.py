@@ -24,6 +24,7 @@ from hc_lens.show.page import pack, policy
 from tests import tiny
 from tests.batches import random_batches
 from tests.handmade import handmade_model
+from tests.lens import hooks_on
 from tests.notebooks import Notebook
 
 BUNDLE_MARK = "var CircuitsVis="
@@ -116,7 +117,7 @@ def test_a_subnetwork_shows_the_patterns_under_its_mask(bert):
     with hc.ablate(bert, ["L0.H0"], means):
         by_hand = attention(bert, "the judge", "ran")
     assert torch.equal(shown.patterns, by_hand.patterns)
-    assert not any(point.fwd_hooks for point in bert.hook_dict.values())
+    assert hooks_on(bert) == []
 
 
 def test_a_page_of_twenty_heads_stays_under_three_megabytes(tmp_path):

@@ -1,0 +1,133 @@
+"""Hugging Face models as HookedEncoders and HookedTransformers of TransformerLens 3.
+
+1. An encoder becomes an `EncoderClassifier` of the checkpoint's sizes, or as a masked language
+   model an `EncoderLanguageModel`, with the family's own embedding and activation.
+2. The weights are renamed through the family's table and reshaped to TransformerLens's layout
+   ([head, d_model, d_head] for Q, K, V; [head, d_head, d_model] for O; matrices act from the
+   right). Every parameter must be filled. The unembedding of a masked language model is what its
+   decoder holds, weight and bias, whether they are tied to other weights or not.
+3. A decoder goes through TransformerLens's own converters (`hc_lens.models.decoders`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import einops
+import torch
+from torch import Tensor
+from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
+from transformers.activations import ACT2FN
+
+from hc_lens.models.classifiers import (
+    DecoderClassifier,
+    DecoderLanguageModel,
+    EncoderClassifier,
+    EncoderLanguageModel,
+)
+from hc_lens.models.decoders import convert_decoder
+from hc_lens.models.encoders import EncoderFamily
+
+HookedModel = EncoderClassifier | EncoderLanguageModel | DecoderClassifier | DecoderLanguageModel
+
+_LAYOUTS = {
+    **dict.fromkeys(("W_Q", "W_K", "W_V"), "(h d) m -> h m d"),
+    **dict.fromkeys(("b_Q", "b_K", "b_V"), "(h d) -> h d"),
+    "W_O": "m (h d) -> h d m",
+}
+
+
+def convert(
+    hf_model: Any, family: EncoderFamily | str, *, device: str | None, dtype: torch.dtype
+) -> HookedModel:
+    """A Hugging Face model as a hooked model; the family of a decoder is a name."""
+    if isinstance(family, EncoderFamily):
+        model = _encoder(family, hf_model, device=device, dtype=dtype)
+    else:
+        model = convert_decoder(hf_model, device=device, dtype=dtype)
+    model.to(model.cfg.device or "cpu", print_details=False)
+    return model
+
+
+def _encoder(
+    family: EncoderFamily, hf_model: Any, device: str | None, dtype: torch.dtype
+) -> EncoderClassifier | EncoderLanguageModel:
+    """A family's ...ForSequenceClassification or ...ForMaskedLM as a HookedEncoder."""
+    config = hf_model.config
+    cfg = _config(family, hf_model, device, dtype)
+    embed = family.embed(cfg, config)
+    if hf_model.get_output_embeddings() is None:
+        head = {"pooler.W": family.pooler, "unembed.W_U": family.classifier}
+        model = EncoderClassifier(cfg, dict(config.id2label), embed, family.activation())
+    else:
+        head, cfg.d_vocab_out = family.masked, config.vocab_size
+        model = EncoderLanguageModel(cfg, embed, ACT2FN[family.masked_act_fn(config)])
+    start = f"{hf_model.base_model_prefix}."
+    theirs = {name.removeprefix(start): w for name, w in hf_model.state_dict().items()}
+    state = _state(theirs, cfg, family, head, family.first_position(config))
+    # Strict, so that a parameter that the family's table leaves out is an error.
+    model.load_state_dict(dict(model.named_buffers()) | state)
+    return model
+
+
+def _config(
+    family: EncoderFamily, hf_model: Any, device: str | None, dtype: torch.dtype
+) -> HookedTransformerConfig:
+    config = hf_model.config
+    family.check(config)
+    return HookedTransformerConfig(
+        d_model=config.hidden_size,
+        n_layers=config.num_hidden_layers,
+        n_heads=config.num_attention_heads,
+        d_head=config.hidden_size // config.num_attention_heads,
+        d_mlp=getattr(config, family.d_mlp),
+        act_fn=family.act(config),
+        eps=family.eps(config),
+        d_vocab=config.vocab_size,
+        d_vocab_out=config.num_labels,
+        n_ctx=family.n_ctx(config),
+        attention_dir="bidirectional",
+        normalization_type="LN",
+        model_name=config.model_type,
+        original_architecture=type(hf_model).__name__,
+        device=device,
+        dtype=dtype,
+        init_weights=False,
+    )
+
+
+def _state(
+    theirs: Mapping[str, Tensor],
+    cfg: HookedTransformerConfig,
+    family: EncoderFamily,
+    head: Mapping[str, str],
+    first: int,
+) -> dict[str, Tensor]:
+    """The weights under HookedEncoder's names."""
+    words = theirs["embeddings.word_embeddings.weight"]
+    no_types = words.new_zeros(1, words.shape[1])
+    types = theirs.get("embeddings.token_type_embeddings.weight", no_types)
+    state = {
+        "embed.embed.W_E": words,
+        "embed.pos_embed.W_pos": theirs["embeddings.position_embeddings.weight"][first:],
+        "embed.token_type_embed.W_token_type": types.repeat(2, 1) if len(types) == 1 else types,
+    }
+    modules = {"embed.ln.w": "embeddings.LayerNorm", **head}
+    modules |= {ours: name for ours, name in family.extra.items() if f"{name}.weight" in theirs}
+    for layer in range(cfg.n_layers):
+        block = family.layer.format(l=layer)
+        modules |= {f"blocks.{layer}.{ours}": block + name for ours, name in family.parts.items()}
+    for weight, module in modules.items():
+        bias = re.sub(r"\.[wW]", ".b", weight)
+        for name, value in ((weight, "weight"), (bias, "bias")):
+            state[name] = _laid_out(name, theirs[f"{module}.{value}"], cfg.n_heads)
+    return state
+
+
+def _laid_out(name: str, value: Tensor, n_heads: int) -> Tensor:
+    kind = name.rpartition(".")[2]
+    if kind in _LAYOUTS:
+        return einops.rearrange(value, _LAYOUTS[kind], h=n_heads)
+    return value.T if kind.startswith("W") else value

@@ -1,0 +1,26 @@
+"""Versions of TransformerLens: those that hc_lens runs on, and the others."""
+
+import pytest
+
+import hc_lens as hc
+from hc_lens.models.installed import has_bridges, only_before_bridges
+
+
+def test_bridges_come_with_the_fourth_version():
+    assert [has_bridges(version) for version in ("3.9.0", "3.10.1", "4.0.0", "4.3.0")] == [
+        *(False, False),
+        *(True, True),
+    ]
+
+
+@pytest.mark.parametrize("version", ["2.16.1", "5.0.0", "none"])
+def test_another_version_is_refused_with_what_to_install(version):
+    message = rf"TransformerLens 3 \(from 3\.9\) or 4, got {version}; .*transformer-lens>=3\.9,<5"
+    with pytest.raises(hc.HcLensError, match=message):
+        has_bridges(version)
+
+
+def test_what_needs_a_hooked_transformer_says_so():
+    only_before_bridges("extractive structures", bridges=False)
+    with pytest.raises(hc.HcLensError, match=r"TransformerLens 3 for extractive .*<4"):
+        only_before_bridges("extractive structures", bridges=True)
