@@ -8,20 +8,20 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hc_lens.metrics import KL
-from hc_lens.pruning.config import n_removed
+from hc_lens.pruning.config import PruneConfig, n_removed
 from hc_lens.pruning.importance import mean_gradients
 from hc_lens.pruning.job import Job
 from hc_lens.pruning.losses import CROSS_ENTROPY
 from hc_lens.pruning.subnetwork import Subnetwork
 
 
-def at_random(job: Job) -> Subnetwork:
+def at_random(job: Job[PruneConfig]) -> Subnetwork:
     """Without a random set of units, drawn from the seed."""
     generator = torch.Generator().manual_seed(job.config.seed)
     return job.without_lowest(torch.rand(len(job.space), generator=generator))
 
 
-def by_importance(job: Job) -> Subnetwork:
+def by_importance(job: Job[PruneConfig]) -> Subnetwork:
     """Without the units of the lowest gradient importance (Michel, Levy and Neubig 2019).
 
     KL has no gradient at the full model; where it is the loss, the cross-entropy stands in for it.
@@ -31,7 +31,7 @@ def by_importance(job: Job) -> Subnetwork:
     return job.without_lowest(torch.tensor(table["importance"].to_numpy(dtype="float32")))
 
 
-def greedily(job: Job) -> Subnetwork:
+def greedily(job: Job[PruneConfig]) -> Subnetwork:
     """One unit at a time, the one whose removal now leaves the lowest loss.
 
     A unit's score is the round in which it goes: 0 for the first, infinity for those that stay.
@@ -50,7 +50,7 @@ def greedily(job: Job) -> Subnetwork:
     return job.without_lowest(taken)
 
 
-def masked_loss(job: Job, mask: Float[Tensor, "units"]) -> float:
+def masked_loss(job: Job[PruneConfig], mask: Float[Tensor, "units"]) -> float:
     """Mean over rows of the loss that the settings name, by default KL(full || masked)."""
     total, n_rows = 0.0, 0
     for batch in job.batches:

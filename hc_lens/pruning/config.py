@@ -1,14 +1,17 @@
-"""The settings of pruning, and two sets of them.
+"""The settings of pruning: of one sparsity, and of a path through several.
 
-`PruneConfig(...)` is ours. `PruneConfig.reference(...)` makes the choices of the Heuristic Core's
-public code, so that its results can be compared with ours. Nothing here imports torch, so that a
-command line can read the settings at once.
+1. `GateSettings` is what both share: how gates are trained.
+2. `PruneConfig` finds one subnetwork. `PruneConfig.reference(...)` makes the choices of the
+   Heuristic Core's public code, so that its results can be compared with ours.
+3. `PathConfig` finds one subnetwork a sparsity in a single run (`hc_lens.pruning.path`).
+
+Nothing here imports torch, so that a command line can read the settings at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from hc_lens.errors import HcLensError, check_choice, check_count
@@ -41,22 +44,15 @@ def n_removed(sparsity: float, n_units: int) -> int:
     return removed
 
 
-@dataclass(frozen=True)
-class PruneConfig:
-    """How to find a subnetwork."""
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """How gates are trained, to one sparsity or through several."""
 
-    sparsity: float
-    """Fraction of the units to remove, between 0 and 1."""
-    seed: int = 0
-    """Seed of the gates and of the order of the batches; 0 as in ``hc-lens prune``. The paper's
-    seeds are 42 to 53."""
-    method: Method = "gates"
-    """Hard-concrete gates, or one of the baselines of `hc_lens.pruning.baselines`."""
-    steps: int = 400
+    steps: int
     """Number of updates."""
     accumulate: int = 1
     """Batches per update."""
-    warmup: float = 0.6
+    warmup: float
     """Share of the steps over which the target sparsity rises."""
     loss: LossName | Callable[..., Any] = "kl"
     """KL to the full model, cross-entropy with the labels, the squared change of a metric (see
@@ -99,14 +95,14 @@ class PruneConfig:
     """Whether the units that the public code zeroes module by module are removed first."""
     keep: tuple[str, ...] = ()
     """Labels of units that are never removed."""
+    bfloat16: bool = False
+    """Whether the model runs in bfloat16 under the gates (``torch.autocast``); faster where the
+    processor has the instructions for it."""
     heads_only: bool = False
     """Whether all MLPs are kept; the sparsity still counts all units."""
-    patience: int | None = None
-    """Stop when the binary mask has not changed for so many steps after the warm-up."""
 
-    def __post_init__(self) -> None:
-        n_removed(self.sparsity, 10**9)
-        check_choice("a method", self.method, get_args(Method))
+    def check(self) -> None:
+        """Refuse settings that cannot be trained with."""
         if not callable(self.loss):
             names = get_args(LossName)
             check_choice("loss as a function of (logits, batch), or one", self.loss, names)
@@ -118,6 +114,65 @@ class PruneConfig:
                     f"expected {name} as a share of the steps between 0 and 1, got "
                     f"{getattr(self, name)}; divide the number of steps by steps={self.steps}"
                 )
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps over which the target sparsity rises."""
+        return round(self.warmup * self.steps)
+
+    @property
+    def top(self) -> float:
+        """The sparsity to which the target rises."""
+        raise NotImplementedError
+
+    def target(self, step: int) -> float:
+        """Scheduled sparsity at a step: up linearly over the warm-up, then flat."""
+        return self.top * (1.0 if step >= self.warmup_steps else step / self.warmup_steps)
+
+    def rate(self, step: int) -> float:
+        """Factor on the learning rate at a step: up linearly, flat, down linearly."""
+        rise, hold = self.lr_warmup * self.steps, self.lr_hold * self.steps
+        if step <= rise:
+            return step / rise
+        return 1.0 if step <= hold else (self.steps - step + 1) / (self.steps - hold + 1)
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as a plain value, also those at their defaults; a loss by its name."""
+        return {name: plain_value(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class PruneConfig(GateSettings):
+    """How to find a subnetwork."""
+
+    sparsity: float
+    """Fraction of the units to remove, between 0 and 1."""
+    seed: int = 0
+    """Seed of the gates and of the order of the batches; 0 as in ``hc-lens prune``. The paper's
+    seeds are 42 to 53."""
+    method: Method = "gates"
+    """Hard-concrete gates, or one of the baselines of `hc_lens.pruning.baselines`."""
+    steps: int = field(default=400, kw_only=True)
+    """Number of updates."""
+    warmup: float = field(default=0.6, kw_only=True)
+    """Share of the steps over which the target sparsity rises."""
+    patience: int | None = field(default=None, kw_only=True)
+    """Stop when the binary mask has not changed for so many steps after the warm-up."""
+
+    def __post_init__(self) -> None:
+        n_removed(self.sparsity, 10**9)
+        check_choice("a method", self.method, get_args(Method))
+        self.check()
+
+    @property
+    def wanted(self) -> tuple[float, ...]:
+        """The sparsities at which a mask is read off."""
+        return (self.sparsity,)
+
+    @property
+    def top(self) -> float:
+        """The sparsity to which the target rises."""
+        return self.sparsity
 
     @classmethod
     def reference(cls, sparsity: float, seed: int = 0, **changes: Any) -> PruneConfig:
@@ -163,22 +218,54 @@ class PruneConfig:
         }
         return cls(sparsity=sparsity, seed=seed, **{**choices, **changes})
 
+
+@dataclass(frozen=True)
+class PathConfig(GateSettings):
+    """How to find one subnetwork a sparsity in a single run."""
+
+    sparsities: tuple[float, ...]
+    """Fractions of the units to remove, from the lowest to the highest."""
+    seed: int = 0
+    """Seed of the gates and of the order of the batches."""
+    steps: int = field(default=1500, kw_only=True)
+    """Number of updates, over all sparsities."""
+    warmup: float = field(default=0.9, kw_only=True)
+    """Share of the steps over which the target sparsity rises."""
+    lead: float = field(default=0.04, kw_only=True)
+    """How far the target is above a sparsity when its mask is read off: the gates follow the target
+    with a delay, and a unit that has only begun to close may open again."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sparsities", tuple(self.sparsities))
+        if not self.sparsities:
+            raise HcLensError("expected at least one sparsity in a path, got none; name some")
+        for sparsity in self.sparsities:
+            n_removed(sparsity, 10**9)
+        if list(self.sparsities) != sorted(set(self.sparsities)):
+            raise HcLensError(
+                "expected the sparsities of a path from the lowest to the highest and each once, "
+                f"got {list(self.sparsities)}; give sorted(set(sparsities))"
+            )
+        if not 0 <= self.lead < 1 or self.warmup <= 0:
+            raise HcLensError(
+                "expected a lead of at least 0 and below 1 and a warmup above 0, got "
+                f"lead={self.lead}, warmup={self.warmup}; the target of a path has to rise"
+            )
+        self.check()
+
     @property
-    def warmup_steps(self) -> int:
-        """Steps over which the target sparsity rises."""
-        return round(self.warmup * self.steps)
+    def wanted(self) -> tuple[float, ...]:
+        """The sparsities at which a mask is read off."""
+        return self.sparsities
 
-    def target(self, step: int) -> float:
-        """Scheduled sparsity at a step: up linearly over the warm-up, then flat."""
-        return self.sparsity * (1.0 if step >= self.warmup_steps else step / self.warmup_steps)
+    @property
+    def top(self) -> float:
+        """The sparsity to which the target rises: a lead above the highest, all units at most."""
+        return min(self.sparsities[-1] + self.lead, 1.0)
 
-    def rate(self, step: int) -> float:
-        """Factor on the learning rate at a step: up linearly, flat, down linearly."""
-        rise, hold = self.lr_warmup * self.steps, self.lr_hold * self.steps
-        if step <= rise:
-            return step / rise
-        return 1.0 if step <= hold else (self.steps - step + 1) / (self.steps - hold + 1)
-
-    def describe(self) -> dict[str, Any]:
-        """Every setting as a plain value, also those at their defaults; a loss by its name."""
-        return {name: plain_value(value) for name, value in vars(self).items()}
+    def passed(self, sparsity: float, step: int) -> bool:
+        """Whether the mask of a sparsity is read off after a step: the highest at the end."""
+        if sparsity == self.sparsities[-1]:
+            return step == self.steps
+        # A little less, as 0.1 + 0.1 and 0.9 * 20 / 90 are not the same to the last bit.
+        return self.target(step) >= min(sparsity + self.lead, self.top) - 1e-9

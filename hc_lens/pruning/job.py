@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 import torch
@@ -28,11 +29,14 @@ from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import rows_at_once
 from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
-from hc_lens.pruning.config import PruneConfig
+from hc_lens.pruning.config import PathConfig, PruneConfig
 from hc_lens.pruning.gates import HardConcrete
 from hc_lens.pruning.losses import faithful_loss
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace
+
+Settings = TypeVar("Settings", PruneConfig, PathConfig)
+"""The settings of one sparsity, or of a path."""
 
 
 class Teacher:
@@ -81,8 +85,8 @@ class PruneStep:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One subnetwork to find."""
+class Job(Generic[Settings]):
+    """One subnetwork to find, or those of a path."""
 
     model: Model
     """The hooked model, with frozen weights."""
@@ -90,7 +94,7 @@ class Job:
     """The rows to be faithful on."""
     source: Source
     """What replaces removed units."""
-    config: PruneConfig
+    config: Settings
     """The settings."""
     teacher: Teacher
     """The full model's kept logits on the batches."""
@@ -126,14 +130,17 @@ class Job:
 
     def losses(self, mask: Mask, batch: BatchLike, finite: bool = True) -> Float[Tensor, "batch"]:
         """The loss of each row of the model under a mask."""
-        with Handle(self.model, mask_edits(self.space, mask, self.source.on(batch))):
-            held = self.teacher.readout.held(batch)
+        device = torch.device(self.model.cfg.device).type
+        edits = mask_edits(self.space, mask, self.source.on(batch))
+        lower = torch.autocast(device, torch.bfloat16, enabled=self.config.bfloat16)
+        with Handle(self.model, edits), lower:
+            held = self.teacher.readout.held(batch).to(self.model.cfg.dtype)
             check_finite(self.model, batch.inputs, held, "the model under a mask")
         # Not under the mask: the teacher may have to run the full model here.
         logits, full = self.teacher.readout.logits, partial(self.teacher.held, batch)
         return held_losses(self.loss, batch, held, logits, full, finite)
 
-    def without_lowest(self, scores: Float[Tensor, "units"]) -> Subnetwork:
+    def without_lowest(self: Job[PruneConfig], scores: Float[Tensor, "units"]) -> Subnetwork:
         """The subnetwork without the units of the lowest scores, but for those that are kept."""
         # Ranks instead of scores: of equal scores, the first in mask order is removed first.
         ranks = scores.argsort(stable=True).argsort().to(self.gates.log_alpha)
@@ -144,14 +151,15 @@ class Job:
         mask: Float[Tensor, "units"],
         scores: Float[Tensor, "units"],
         history: pd.DataFrame | None = None,
+        **found: Any,
     ) -> Subnetwork:
-        """A result, with where it came from."""
+        """A result, with where it came from; `found` is what its settings do not say of it."""
         return Subnetwork(
             space=self.space,
             keep=mask.bool().cpu(),
             model=fingerprint(self.model),
             scores=scores,
-            config=self.config.describe(),
+            config=self.config.describe() | found,
             means=self.source.fingerprint or type(self.source).__name__,
             data=getattr(self.batches, "fingerprint", ""),
             history=history,

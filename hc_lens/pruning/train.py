@@ -13,15 +13,17 @@ code's choices.) `hc_lens.pruning.baselines` has the other methods behind the sa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.attached import warn_if_masked
@@ -30,7 +32,7 @@ from hc_lens.masks.replacements import Source, as_source
 from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.job import Job, PruneStep, Teacher
+from hc_lens.pruning.job import Job, PruneStep, Settings, Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
 
 KEPT_STEPS = 60
@@ -58,6 +60,21 @@ def prune(
         callback: called after each step.
         teacher: the full model's kept logits on these batches, to share between calls.
     """
+    job = ready(model, batches, means, config, callback, teacher, progress)
+    with frozen(model):
+        return METHODS[config.method](job)
+
+
+def ready(
+    model: Model,
+    batches: BatchesLike,
+    means: Source | str,
+    config: Settings,
+    callback: Callable[[PruneStep], None] | None = None,
+    teacher: Teacher | None = None,
+    progress: bool = True,
+) -> Job[Settings]:
+    """What pruning and a path get, once it is seen that they can begin."""
     warn_if_masked(model)
     check_weights(model)
     source = as_source(means)
@@ -67,11 +84,11 @@ def prune(
         raise HcLensError("expected at least one batch to prune on, got none; check the split")
     check_batch(batches[0], "inputs", "rows")
     # A sparsity that cannot be reached is found before any run of the model.
-    job.gates.binarize(config.sparsity)
+    for sparsity in config.wanted:
+        job.gates.binarize(sparsity)
     if not callable(config.loss):
         job.teacher.held(batches[0])  # a model that cannot be read is found out at once
-    with frozen(model):
-        return METHODS[config.method](job)
+    return job
 
 
 @contextmanager
@@ -95,9 +112,9 @@ def penalty(
 
 
 class GateTraining:
-    """The state of one mask training."""
+    """The state of one training of gates."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job[Any]):
         self.job, self.config, self.gates = job, job.config, job.gates
         device = job.model.cfg.device
         self.multipliers = [nn.Parameter(torch.zeros((), device=device)) for _ in range(2)]
@@ -109,11 +126,20 @@ class GateTraining:
             betas=(0.9, job.config.momentum_2),
             weight_decay=job.config.weight_decay,
         )
+        self.learnt = {
+            "log_alpha": self.gates.log_alpha,
+            **{f"lambda_{number}": each for number, each in enumerate(self.multipliers, 1)},
+        }
+        """What is trained, by name."""
+        self.done = 0
+        """Steps that have been made."""
+        self.records: list[PruneStep] = []
+        """What was seen at about `KEPT_STEPS` of them, and at the last."""
 
-    def mask(self) -> Float[Tensor, "units"]:
+    def mask(self, sparsity: float) -> Float[Tensor, "units"]:
         """The binary mask that the gates give at this step."""
         by_module = self.gates.deterministic_by_module() if self.config.by_module else None
-        return self.gates.binarize(self.config.sparsity, by_module)
+        return self.gates.binarize(sparsity, by_module)
 
     def order(self) -> Iterator[BatchLike]:
         """The batches again and again, in a new order each time round."""
@@ -122,18 +148,17 @@ class GateTraining:
             for index in torch.randperm(len(self.job.batches), generator=generator).tolist():
                 yield self.job.batches[index]
 
-    def train(self) -> Subnetwork:
-        """Run all steps and binarise."""
-        config, supply = self.config, self.order()
-        records: list[PruneStep] = []
-        still, last = 0, self.mask()
-        bar = trange(1, config.steps + 1, desc="prune", leave=False, disable=not self.job.progress)
-        for step in bar:
+    def run(self, sparsity: Callable[[], float]) -> Iterator[PruneStep]:
+        """Every step that is left; an error holds the last good subnetwork of `sparsity`."""
+        config = self.config
+        supply = itertools.islice(self.order(), self.done * config.accumulate, None)
+        steps, hidden = range(self.done + 1, config.steps + 1), not self.job.progress
+        for step in (bar := tqdm(steps, desc="prune", leave=False, disable=hidden)):
             good = self.gates.log_alpha.detach().clone()
             try:
                 record = self.step(step, [next(supply) for _ in range(config.accumulate)])
             except HcLensError as error:  # before the gates have moved
-                error.finished = self.subnetwork(records) if records else None
+                error.finished = self.subnetwork(sparsity()) if self.records else None
                 raise
             if not math.isfinite(record.loss) or not self.gates.log_alpha.isfinite().all():
                 with torch.no_grad():
@@ -143,18 +168,13 @@ class GateTraining:
                     f"{record.sparsity:.2f}); likely the loss function divides by zero, or lr "
                     "is too high. The last good subnetwork is in the error's `finished`"
                 )
-                error.finished = self.subnetwork(records)
+                error.finished = self.subnetwork(sparsity())
                 raise error
-            records.append(record)
+            self.keep(record)
             bar.set_postfix(vars(record), refresh=False)
             if self.job.callback is not None:
                 self.job.callback(record)
-            if config.patience is not None and step > config.warmup_steps:
-                before, last = last, self.mask()
-                still = still + 1 if torch.equal(before, last) else 0
-                if still >= config.patience:
-                    break
-        return self.subnetwork(records)
+            yield record
 
     def step(self, step: int, batches: Sequence[BatchLike]) -> PruneStep:
         """One update of the gates and the multipliers."""
@@ -185,16 +205,36 @@ class GateTraining:
         lambda_1, lambda_2 = (multiplier.item() for multiplier in self.multipliers)
         return PruneStep(step, target, current, total, lambda_1, lambda_2)
 
-    def subnetwork(self, records: list[PruneStep]) -> Subnetwork:
+    def keep(self, record: PruneStep) -> None:
+        """Note a step; the one before goes, unless it is among those that stay."""
+        if self.records and self.records[-1].step % max(1, self.config.steps // KEPT_STEPS):
+            self.records.pop()
+        self.records.append(record)
+        self.done = record.step
+
+    def subnetwork(self, sparsity: float) -> Subnetwork:
         """The result that the gates give at this step."""
-        every = max(1, len(records) // KEPT_STEPS)
-        kept = [record for record in records if record.step % every == 0 or record is records[-1]]
-        scores = self.gates.log_alpha.detach().cpu()
-        return self.job.subnetwork(self.mask(), scores, pd.DataFrame(kept))
+        history = pd.DataFrame(self.records)
+        # A copy, as a path goes on with the gates.
+        scores = self.gates.log_alpha.detach().cpu().clone()
+        return self.job.subnetwork(self.mask(sparsity), scores, history, sparsity=sparsity)
 
 
-METHODS: dict[Method, Callable[[Job], Subnetwork]] = {
-    "gates": lambda job: GateTraining(job).train(),
+def by_gates(job: Job[PruneConfig]) -> Subnetwork:
+    """Without the units whose trained gates are the lowest."""
+    config, training = job.config, GateTraining(job)
+    still, last = 0, training.mask(config.sparsity)
+    for record in training.run(lambda: config.sparsity):
+        if config.patience is not None and record.step > config.warmup_steps:
+            before, last = last, training.mask(config.sparsity)
+            still = still + 1 if torch.equal(before, last) else 0
+            if still >= config.patience:
+                break
+    return training.subnetwork(config.sparsity)
+
+
+METHODS: dict[Method, Callable[[Job[PruneConfig]], Subnetwork]] = {
+    "gates": by_gates,
     "random": at_random,
     "importance": by_importance,
     "greedy": greedily,

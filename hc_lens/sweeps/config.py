@@ -1,5 +1,7 @@
 """What a sweep runs: checkpoints x sparsities x seeds, as settings that go through a file.
 
+The sparsities of a seed are runs of their own, or all come from one run: a path.
+
 Models and rows are named by text (`hc_lens.data.specs`), so another process or machine reads the
 same ones. Everything is checked when the settings are made (`hc_lens.settings`): a sweep of many
 hours does not find a wrong sparsity at its end.
@@ -14,7 +16,7 @@ from typing import Any, get_args
 
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.pruning.config import LossName, PruneConfig
+from hc_lens.pruning.config import LossName, PathConfig, PruneConfig
 from hc_lens.settings import check, make, plain, read_settings
 
 PRESETS = {"reference": PruneConfig.reference}
@@ -36,14 +38,17 @@ class SweepConfig:
     seeds: tuple[int, ...]
     """Seeds of the pruning."""
     prune: Mapping[str, Any] = field(default_factory=dict)
-    """`PruneConfig` settings other than sparsity and seed; ``preset = "reference"`` starts from
-    those of the public code."""
+    """`PruneConfig` settings other than sparsity and seed, or those of `PathConfig`;
+    ``preset = "reference"`` starts from those of the public code, which has no paths."""
     metrics: tuple[str, ...] = ()
     """What else every subnetwork and full model is scored by, such as ``logit_difference``."""
     means: DataSpec | None = None
     """Rows of the mean activations; None for those of `train`."""
     model_labels: tuple[str, ...] = ()
     """Names of the checkpoints' logits in order, where their own are placeholders (``LABEL_0``)."""
+    path: bool = False
+    """Whether all sparsities of a seed come from one run (`hc.prune_path`), with `PathConfig`
+    settings in `prune`; else each is a run of its own."""
 
     def __post_init__(self) -> None:
         check(self, "the sweep")
@@ -64,7 +69,7 @@ class SweepConfig:
                     f"write {listed} = [...]"
                 )
         if self.prune.get("preset") is not None:
-            check_choice("a preset", self.prune["preset"], PRESETS)
+            check_choice("a preset", self.prune["preset"], () if self.path else PRESETS)
         if callable(self.prune.get("loss")):
             raise HcLensError(
                 f"expected a loss with a name ({', '.join(get_args(LossName))}) in a sweep, got a "
@@ -77,15 +82,22 @@ class SweepConfig:
         for sparsity in self.sparsities:
             self.prune_config(sparsity, self.seeds[0])
 
-    def prune_config(self, sparsity: float, seed: int) -> PruneConfig:
-        """The pruning settings of one run."""
+    def groups(self) -> list[tuple[float, ...]]:
+        """The sparsities that come from one pruning: each alone, or all of a path."""
+        return [self.sparsities] if self.path else [(each,) for each in self.sparsities]
+
+    def prune_config(self, sparsity: float, seed: int) -> PruneConfig | PathConfig:
+        """The pruning settings of one run; those of a path are the same for all its sparsities."""
+        if self.path:
+            described = {**self.prune, "sparsities": self.sparsities, "seed": seed}
+            return make(PathConfig, described, "the prune settings of a path")
         start = PRESETS.get(self.prune.get("preset", ""), PruneConfig)(sparsity, seed)
         given = {name: value for name, value in self.prune.items() if name != "preset"}
         return make(PruneConfig, {**plain(start), **given}, "the prune settings")
 
     @property
     def n_runs(self) -> int:
-        """Number of runs: checkpoints x sparsities x seeds."""
+        """Number of subnetworks: checkpoints x sparsities x seeds."""
         return len(self.checkpoints) * len(self.sparsities) * len(self.seeds)
 
     @classmethod

@@ -173,7 +173,7 @@ class _Processes(Pool):
     def __init__(self, workers: int, threads: int):
         super().__init__()
         self._most, self._threads = workers, threads
-        self._deaths: Counter[tuple[str, str]] = Counter()
+        self._deaths: Counter[tuple[str, ...]] = Counter()
         self._outcomes: queue.SimpleQueue[tuple[_Worker, str]] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         for _ in range(workers):  # all at once: they import torch at the same time
@@ -203,7 +203,7 @@ class _Processes(Pool):
             self._workers.remove(worker)
             worker.end()
             if task is not None:
-                name = (task.checkpoint, task.key)
+                name = (task.checkpoint, *task.keys)
                 self._deaths[name] += 1
                 if self._deaths[name] >= TRIES:
                     return task, {"error": why}

@@ -3,19 +3,24 @@
 1. Prepare a checkpoint: load it, read all rows, take the fingerprints. Means and the full model's
    evaluation are computed unless the store has them.
 2. Run: prune with the stored means, evaluate the subnetwork on every dataset, write the record
-   (`hc_lens.sweeps.runs`). A run is refused if its checkpoint or rows changed under the sweep.
+   (`hc_lens.sweeps.runs`). Of a path, each subnetwork is written as it is found, with what the
+   path goes on from: after a stop it continues behind the last one. A run is refused if its
+   checkpoint or rows changed under the sweep.
 3. A process keeps the last checkpoint with its rows, its means and its own logits, so the runs of
    one checkpoint load and compute them once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from safetensors.torch import save
 
 from hc_lens.data.batches import Batches
 from hc_lens.data.specs import read_model
@@ -24,10 +29,12 @@ from hc_lens.evaluation import evaluate
 from hc_lens.masks.means import Means, collect_means
 from hc_lens.metrics import FULL
 from hc_lens.models.fingerprint import fingerprint
+from hc_lens.pruning.config import PruneConfig
 from hc_lens.pruning.job import Teacher
+from hc_lens.pruning.path import walk
+from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.pruning.train import prune
-from hc_lens.records import Records, RecordsError, digest, failed, is_broken
-from hc_lens.settings import plain_value
+from hc_lens.records import Files, Records, RecordsError, digest, failed, is_broken
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.runs import (
     FULL_COLUMNS,
@@ -36,6 +43,9 @@ from hc_lens.sweeps.runs import (
     MEASURES,
     PREPARED,
     RUNS,
+    STATE,
+    Record,
+    given,
     name_checkpoint,
     prepared_key,
     read_record,
@@ -48,7 +58,7 @@ from hc_lens.version import __version__
 
 @dataclass(frozen=True)
 class Task:
-    """One thing for a worker to do: prepare a checkpoint, or do one of its runs."""
+    """One thing for a worker to do: prepare a checkpoint, do one of its runs, or all of a path."""
 
     sweep: str
     """Name of this call of the sweep; a process forgets what it kept for another."""
@@ -60,19 +70,24 @@ class Task:
     """Torch threads to use, which decide rounding and so the last bits of a result."""
     checkpoint: str
     """Name of the checkpoint."""
-    sparsity: float = 0.0
-    """Sparsity of a run."""
     seed: int = 0
-    """Seed of a run."""
-    key: str = ""
-    """Key of a run, from the fingerprints that the preparation found; empty to prepare."""
+    """Seed of the runs."""
+    sparsities: Sequence[float] = ()
+    """Sparsities of the runs; several come from one path."""
+    keys: Sequence[str] = ()
+    """Key of each run, from the fingerprints that the preparation found; empty to prepare."""
     device: str | None = None
     """Where the model runs; None for TransformerLens's choice."""
 
     @property
     def is_run(self) -> bool:
-        """Whether this is a run, or the preparation of a checkpoint."""
-        return bool(self.key)
+        """Whether there are runs to do, or a checkpoint to prepare."""
+        return bool(self.keys)
+
+    @property
+    def runs(self) -> dict[float, str]:
+        """Key of each run by its sparsity."""
+        return dict(zip(self.sparsities, self.keys, strict=True))
 
 
 class Loaded:
@@ -134,23 +149,51 @@ class Loaded:
             self.means = record.means()
         return self.means
 
-    def run(self, store: Records, task: Task) -> float:
-        """Prune, evaluate and write one run; its KL, mean over all evaluated rows."""
-        parts = run_parts(self.inputs, self.config, task.sparsity, task.seed)
-        if digest(parts) != task.key:
-            raise HcLensError(
-                f"expected the checkpoint {task.checkpoint!r} and its rows to stay as they were "
-                "when the sweep began, got others; call the sweep again when they are complete"
-            )
+    def run(self, store: Records, task: Task) -> Iterator[tuple[str, float]]:
+        """Prune, evaluate and write; the key of each run when it is written, and its KL."""
+        for sparsity, key in task.runs.items():
+            if digest(run_parts(self.inputs, self.config, sparsity, task.seed)) != key:
+                raise HcLensError(
+                    f"expected the checkpoint {task.checkpoint!r} and its rows to stay as they "
+                    "were when the sweep began, got others; call the sweep again when they are "
+                    "complete"
+                )
         means = self.prepare(store)
-        config = self.config.prune_config(task.sparsity, task.seed)
-        sub = prune(self.model, self.train, means, config, teacher=self.teacher, progress=False)
-        table = self.evaluate(means=means, subnetwork=sub)
+        config = self.config.prune_config(task.sparsities[0], task.seed)
+        shared: dict[str, Any] = {"teacher": self.teacher, "progress": False}
+        if isinstance(config, PruneConfig):
+            sub = prune(self.model, self.train, means, config, **shared)
+            yield self.write(store, task, config.sparsity, sub, {})
+            return
+        last = _last_of_path(store, task)
+        state = None if last is None else last.state()
+        for sub, now in walk(self.model, self.train, means, config, state=state, **shared):
+            # What stood behind a gap in the store is found again, to the bit.
+            yield self.write(store, task, now["sparsity"].item(), sub, {STATE: save(now)})
+
+    def write(
+        self, store: Records, task: Task, sparsity: float, sub: Subnetwork, more: Files
+    ) -> tuple[str, float]:
+        """Evaluate a subnetwork and write its run; its key and its KL, mean over all rows."""
+        parts, key = run_parts(self.inputs, self.config, sparsity, task.seed), task.runs[sparsity]
+        table = self.evaluate(means=self.prepare(store), subnetwork=sub)
         table = with_others(table.loc[table["subnetwork"] != FULL], MEASURES)
-        given = plain_value(self.config.prune)
-        about = {"key": task.key, **parts, "given": given, **self.where()}
-        write_record(store, RUNS, about, table, sub.save)
-        return float((table["kl"] * table["n"]).sum() / table["n"].sum())
+        about = {"key": key, **parts, "given": given(self.config), **self.where()}
+
+        def fill(folder: Path) -> None:
+            sub.save(folder)
+            for name, content in more.items():
+                (folder / name).write_bytes(content)
+
+        write_record(store, RUNS, about, table, fill)
+        return key, float((table["kl"] * table["n"]).sum() / table["n"].sum())
+
+
+def _last_of_path(store: Records, task: Task) -> Record | None:
+    """The last run of a path before the first that the store lacks."""
+    records = (read_record(store, RUNS, key) for key in task.keys)
+    found = list(itertools.takewhile(lambda record: record is not None, records))
+    return found[-1] if found else None
 
 
 def _evaluated(batches: Batches) -> str:
@@ -164,11 +207,14 @@ def perform(task: Task) -> dict[str, Any]:
     """Do a task and tell the outcome; the only function that an engine calls."""
     before = torch.get_num_threads()
     torch.set_num_threads(task.threads)
+    kls: dict[str, float] = {}
     try:
         store = Records.existing(task.store, KIND)
         loaded = _load(task)
         if task.is_run:
-            return {"kl": loaded.run(store, task)}
+            for key, kl in loaded.run(store, task):
+                kls[key] = kl
+            return {"kl": kls}
         # The name is taken before any work, so that two models never share one.
         name_checkpoint(store, task.checkpoint, fingerprint(loaded.model))
         loaded.prepare(store)
@@ -178,7 +224,7 @@ def perform(task: Task) -> dict[str, Any]:
             error = failed(task.store, error)
         kind = "store" if isinstance(error, RecordsError) else "error"
         said = str(error) if isinstance(error, HcLensError) else f"{type(error).__name__}: {error}"
-        return {kind: said}
+        return {kind: said, "kl": kls}
     finally:
         torch.set_num_threads(before)
 

@@ -1,7 +1,8 @@
 """The records of a sweep, and the finished runs that they hold.
 
 1. ``runs/KEY`` is a run: its subnetwork, ``evaluation.csv`` and ``about.json``. The key is the hash
-   of everything that decides the result (`run_parts`).
+   of everything that decides the result (`run_parts`). A run on a path also has
+   ``state.safetensors``, from which the path goes on after it.
 2. ``prepared/KEY`` has the means of a checkpoint and the full model's evaluation;
    ``checkpoints/NAME`` says which model a name stands for.
 3. A store may hold several sweeps. Their runs are told apart by ``settings``, the hash of the rows
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from safetensors.torch import load
 
 from hc_lens.errors import HcLensError
 from hc_lens.masks.means import Means
 from hc_lens.metrics import NAMED, SHARE
+from hc_lens.pruning.path import State
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import (
     Files,
@@ -39,11 +42,14 @@ from hc_lens.records import (
     safe_name,
     table_bytes,
 )
+from hc_lens.settings import plain_value
 from hc_lens.sweeps.config import SweepConfig
 
 KIND = "sweep"
 RUNS, PREPARED, CHECKPOINTS = "runs", "prepared", "checkpoints"
 ABOUT, EVALUATION, MEANS = "about.json", "evaluation.csv", "means.safetensors"
+STATE = "state.safetensors"
+"""Files of the records; `STATE` is what a path goes on from."""
 TABLE, FULL_TABLE = "runs.parquet", "full.parquet"
 METHOD_VERSION = 2
 """Raised whenever means, pruning or evaluation give other numbers, or more, for the same input."""
@@ -107,13 +113,19 @@ def prepared_key(inputs: Inputs) -> str:
 
 def run_parts(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> dict[str, Any]:
     """Everything that decides the result of a run."""
-    prune = asdict(config.prune_config(sparsity, seed))
+    prune = asdict(config.prune_config(sparsity, seed)) | {"sparsity": sparsity}
     return {"method": METHOD_VERSION, **inputs, "prune": prune}
 
 
 def run_key(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> str:
     """Name of the record of a run."""
     return digest(run_parts(inputs, config, sparsity, seed))
+
+
+def given(config: SweepConfig) -> Any:
+    """What the settings of a sweep say of its pruning, as the record of a run holds it."""
+    path = {"path": list(config.sparsities)} if config.path else {}
+    return plain_value({**config.prune, **path})
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +157,10 @@ class Record:
         """A run's subnetwork."""
         with as_folder(self.files) as folder:
             return Subnetwork.load(folder)
+
+    def state(self) -> State:
+        """What the path of a run goes on from."""
+        return load(self.files[STATE])
 
     def means(self) -> Means:
         """A prepared checkpoint's means."""

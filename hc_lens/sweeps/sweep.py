@@ -117,13 +117,13 @@ class _Progress:
             layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
             self._bar = tqdm(total=total, desc="sweep", bar_format=layout)
 
-    def end(self, name: Name, outcome: Mapping[str, Any]) -> None:
-        """Note a run of this call that finished or failed."""
-        if "error" in outcome:
-            self.failed[name] = outcome["error"]
+    def end(self, name: Name, kl: float | None, why: str) -> None:
+        """Note a run of this call that finished, with its KL, or failed."""
+        if kl is None:
+            self.failed[name] = why
         else:
             self.done += 1
-            self.kl = outcome["kl"]
+            self.kl = kl
 
     def show(self, running: int, last: bool = False) -> None:
         """Show the state if it is time to."""
@@ -192,30 +192,47 @@ class _Sweep:
             forget()
             self.progress.close()
 
+    def groups(self, checkpoint: str) -> list[list[Name]]:
+        """The runs of a checkpoint by task: all sparsities of a seed before the next seed."""
+        pairs = itertools.product(self.config.seeds, self.config.groups())
+        return [[(checkpoint, each, seed) for each in group] for seed, group in pairs]
+
     def names(self, checkpoint: str) -> list[Name]:
-        """The runs of a checkpoint: all sparsities of a seed before the next seed."""
-        pairs = itertools.product(self.config.seeds, self.config.sparsities)
-        return [(checkpoint, sparsity, seed) for seed, sparsity in pairs]
+        """The runs of a checkpoint, in the same order."""
+        return list(itertools.chain(*self.groups(checkpoint)))
 
     def end(self, task: Task, outcome: Mapping[str, Any]) -> list[Task]:
-        """Note a task that ended; the runs that a prepared checkpoint still needs."""
-        names = self.under_way.pop(task.key) if task.is_run else self.names(task.checkpoint)
-        if task.is_run or "error" in outcome:
-            for name in names:
-                self.progress.end(name, outcome)
+        """Note a task that ended; the tasks that a prepared checkpoint still needs."""
+        if task.is_run:
+            for key in task.keys:
+                kl = outcome.get("kl", {}).get(key)
+                # A worker that dies on a path cannot say what it had written of it.
+                if kl is None and read_record(self.store, RUNS, key) is not None:
+                    self.progress.known += len(self.under_way.pop(key, ()))
+                for name in self.under_way.pop(key, ()):
+                    self.progress.end(name, kl, outcome.get("error", ""))
+            return []
+        if "error" in outcome:
+            for name in self.names(task.checkpoint):
+                self.progress.end(name, None, outcome["error"])
             return []
         inputs = self.inputs[task.checkpoint] = outcome["inputs"]
-        missing: list[Task] = []
-        for name in names:
-            key = run_key(inputs, self.config, *name[1:])
+        tasks = (self.missing(group, inputs) for group in self.groups(task.checkpoint))
+        return [task for task in tasks if task is not None]
+
+    def missing(self, group: list[Name], inputs: Inputs) -> Task | None:
+        """The task of runs that come from one pruning, unless the store has them all."""
+        keys = [run_key(inputs, self.config, *name[1:]) for name in group]
+        wanted = False
+        for name, key in zip(group, keys, strict=True):
             if key in self.under_way:
                 self.under_way[key].append(name)
             elif read_record(self.store, RUNS, key) is not None:
                 self.progress.known += 1
             else:
-                self.under_way[key] = [name]
-                missing.append(self.task(*name, key))
-        return missing
+                self.under_way[key], wanted = [name], True
+        sparsities = [sparsity for _, sparsity, _ in group]
+        return self.task(group[0][0], group[0][2], sparsities, keys) if wanted else None
 
     def runs(self) -> Runs:
         """What the store has of this sweep, in order of training."""
