@@ -39,6 +39,16 @@ SETTINGS = ["preset", "lr", "steps", "seed"]
 """What tells the runs of one file apart."""
 
 
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Options that say which model and which rows, and how many processes."""
+    parser.add_argument("--model", default=ORGANISM)
+    parser.add_argument("--task", default=ORGANISM)
+    parser.add_argument("--path")
+    parser.add_argument("--held-out")
+    parser.add_argument("--budget", type=int, default=512, help="tokens a batch")
+    parser.add_argument("--processes", type=int, default=2)
+
+
 def specs(options: argparse.Namespace) -> tuple[DataSpec, DataSpec]:
     """The rows to prune on and those held out."""
     made = options.path is None
@@ -67,19 +77,24 @@ def config(run: dict[str, Any]) -> hc.PruneConfig:
     return hc.PruneConfig(SPARSITY, run["seed"], lr=run["lr"], steps=run["steps"])
 
 
-def one(run: dict[str, Any], model_name: str, rows: tuple[DataSpec, DataSpec]) -> dict[str, Any]:
-    """KL and accuracy on held-out rows of a run."""
-    model, train, means, teacher, data, theirs = inputs(model_name, rows)
-    start = time.perf_counter()
-    found = hc.prune(model, train, means, config(run), teacher=teacher, progress=False)
-    seconds = time.perf_counter() - start
+def scores(found: hc.Subnetwork, given: tuple) -> dict[str, float]:
+    """KL and accuracy on the held-out rows of `inputs`."""
+    model, _, means, _, data, theirs = given
     table = hc.evaluate(model, data, means=means, subnetwork=found, teachers=theirs,
                         progress=False)  # fmt: skip
     line = table[table["subnetwork"] != "full"]
-    scores = {name: float((line[name] * line["n"]).sum() / line["n"].sum())
-              for name in ("kl", "accuracy")}  # fmt: skip
+    total = line["n"].sum()
+    return {name: float((line[name] * line["n"]).sum() / total) for name in ("kl", "accuracy")}
+
+
+def one(run: dict[str, Any], model_name: str, rows: tuple[DataSpec, DataSpec]) -> dict[str, Any]:
+    """KL and accuracy on held-out rows of a run."""
+    model, train, means, teacher, *_ = given = inputs(model_name, rows)
+    start = time.process_time()
+    found = hc.prune(model, train, means, config(run), teacher=teacher, progress=False)
+    seconds = time.process_time() - start
     examples = round(run["steps"] * len(train.rows) / len(train))
-    return {**run, "examples": examples, "seconds": round(seconds, 1), **scores}
+    return {**run, "examples": examples, "seconds": round(seconds, 1), **scores(found, given)}
 
 
 def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -117,16 +132,11 @@ def main() -> None:
     """Run what is missing and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--model", default=ORGANISM)
-    parser.add_argument("--task", default=ORGANISM)
-    parser.add_argument("--path")
-    parser.add_argument("--held-out")
-    parser.add_argument("--budget", type=int, default=512, help="tokens a batch")
+    add_rows(parser)
     parser.add_argument("--lr", type=float, nargs="*", default=[0.05, 0.1, 0.2])
     parser.add_argument("--steps", type=int, nargs="*", default=[50, 100, 200, 400])
     parser.add_argument("--public", type=int, nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     done = pd.read_csv(options.runs).to_dict("records") if options.runs.exists() else []
     known = {tuple(run[name] for name in SETTINGS) for run in done}

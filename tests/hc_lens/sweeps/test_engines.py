@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 
 def task(checkpoint: str, seed: int | None = None) -> Task:
     """A run of a checkpoint, or its preparation."""
-    run = {} if seed is None else {"seed": seed, "sparsities": [0.5], "keys": [f"{checkpoint}{seed}"]}
+    run = (
+        {} if seed is None else {"seed": seed, "sparsities": [0.5], "keys": [f"{checkpoint}{seed}"]}
+    )
     return Task("token", {}, "store", 1, checkpoint, **run)
 
 
