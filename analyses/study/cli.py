@@ -9,7 +9,7 @@ import json
 from dataclasses import field, replace
 from pathlib import Path
 
-from hc_lens.analyses.study.config import PAPER_CASES, PAPER_SEEDS, StudyConfig, read_settings
+from hc_lens.analyses.study.config import PAPER_CASES, StudyConfig, read_settings
 from hc_lens.analyses.study.config import demo as demo_config
 from hc_lens.cli import options
 from hc_lens.cli.prune import Preset, Pruning
@@ -19,9 +19,7 @@ from hc_lens.data.known import WITH_ADVERSARIAL
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.records import write_file
-
-MOST_ROWS = 20_000
-"""Most rows to prune on, unless --limit says otherwise."""
+from hc_lens.sweeps.sizes import SIZES, Size, SizeName
 
 
 @options.section("Results")
@@ -56,15 +54,18 @@ class StudyRows(options.Rows):
 
     task: str = ""
     limit: int | None = None
-    """Most rows, drawn with the seed; by default 20,000, of prompts that are made 2,000."""
+    """Most rows, drawn with the seed; by default as many as the size says, of prompts that are made
+    2,000."""
+    token_budget: int = 512
+    """Most tokens in the batch of an update, padding included."""
 
-    def trained_on(self) -> DataSpec:
+    def trained_on(self, most: int) -> DataSpec:
         """The rows to prune on, all of them in one case unless they are prompts."""
         spec = self.of(self.task, self.path, case=None)
         made = spec.is_prompts and spec.path is None
         if made or spec.limit is not None or spec.limit_per_case is not None:
             return spec
-        return replace(spec, limit=MOST_ROWS)
+        return replace(spec, limit=most)
 
 
 @options.section("Out of domain")
@@ -79,7 +80,7 @@ class StudyOod(options.Ood):
 @options.changes(
     StudyConfig,
     *("model", "train", "evaluation", "title", "adversarial", "checkpoints", "model_labels"),
-    *("early", "sparsities", "seeds", "prune", "grid_seeds", "grid_prune"),
+    *("early", "sparsities", "seeds", "prune", "grid", "grid_seeds", "grid_prune"),
 )
 class Sizes:
     """How much is done."""
@@ -101,14 +102,18 @@ class Study:
     """Checkpoints of the training series, each as MODEL or NAME=MODEL."""
     early: str | None = None
     """Checkpoint from before generalisation, by its name."""
-    sparsity: options.Numbers = (0.5, 0.7)
-    """Fractions of the units to remove, two or more."""
-    seeds: options.Seeds = PAPER_SEEDS
-    """Seeds of the subnetworks at each sparsity, such as 42-53."""
-    grid_seeds: options.Seeds = PAPER_SEEDS[:3]
-    """Seeds of the subnetworks of the grid, such as 42-44."""
+    size: SizeName = "standard"
+    """How much is done, where an option does not say it: quick, standard or paper."""
+    sparsity: options.Numbers = ()
+    """Fractions of the units to remove, two or more; by default 0.5,0.7."""
+    seeds: options.Seeds = ()
+    """Seeds of the subnetworks at each sparsity, such as 42-53; by default those of the size."""
+    grid: options.Numbers = ()
+    """Sparsities of the grid; by default those of the size."""
+    grid_seeds: options.Seeds = ()
+    """Seeds of the subnetworks of the grid, such as 42-44; by default those of the size."""
     grid_steps: int | None = None
-    """Pruning steps of each subnetwork of the grid; by default --steps."""
+    """Updates of each path of the grid, or of each subnetwork where it has no paths."""
     sizes: Sizes = field(default_factory=Sizes)
     preset: Preset = field(default_factory=Preset)
     pruning: Pruning = field(default_factory=Pruning)
@@ -125,10 +130,17 @@ class Study:
                 "expected --model, --task and --ood (or a file), got "
                 f"model {model!r}, task {self.rows.task!r}, ood {ood.ood!r}; name all"
             )
-        prune = self.preset.prune(self.pruning)
-        inside = self.rows.trained_on()
-        outside = ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
-        evaluation = self.evaluation.specs(inside, outside)
+        size, limit = SIZES[self.size], self.evaluation.evaluation_limit
+        inside = self.rows.trained_on(size.rows)
+        outside = ood.spec(self.rows, limit=size.ood_rows if limit is None else limit)
+        within = replace(
+            self.evaluation, evaluation_limit=size.evaluation_rows if limit is None else limit
+        )
+        evaluation = {
+            # Without gradients a batch has room for more.
+            name: replace(spec, token_budget=max(spec.token_budget, DataSpec.token_budget))
+            for name, spec in within.specs(inside, outside).items()
+        }
         if self.ood.ood_limit is None:
             evaluation["ood"] = _evenly(evaluation["ood"])
         used = inside.split or inside.read().training_split()
@@ -137,7 +149,7 @@ class Study:
                 f"note: in domain is evaluated on the rows that are pruned on ({used}); name "
                 "another split with --held-out"
             )
-        return StudyConfig(
+        named = StudyConfig(
             model=model,
             title=f"The heuristic core of {last_name(model)}",
             train=inside,
@@ -145,14 +157,26 @@ class Study:
             adversarial=self.adversarial or PAPER_CASES.get(ood.ood, ()),
             checkpoints=named_models(self.checkpoints),
             early=self.early,
-            sparsities=self.sparsity,
-            seeds=self.seeds,
-            prune=prune,
-            grid_seeds=self.grid_seeds,
-            grid_prune={} if self.grid_steps is None else prune | {"steps": self.grid_steps},
             model_labels=self.checkpoint.model_labels,
             **options.given(self.sizes),
         )
+        return self._sized(named, size)
+
+    def _sized(self, config: StudyConfig, size: Size) -> StudyConfig:
+        """How much the study does: what the options say, and for the rest the size."""
+        prune = self.preset.prune(self.pruning)
+        rows = ("scan_rows", "attention_rows", "trace_rows")
+        chosen = replace(
+            config,
+            sparsities=self.sparsity or size.apart.sparsities,
+            seeds=self.seeds or size.apart.seeds,
+            prune=prune if self.preset.reference else {"steps": size.apart.steps, **prune},
+            grid=self.grid or size.paths.sparsities,
+            grid_seeds=self.grid_seeds or size.paths.seeds,
+            **{name: getattr(size, name) for name in rows if getattr(self.sizes, name) is None},
+        )
+        steps = self.grid_steps or (size.paths.steps if chosen.in_paths else None)
+        return chosen if steps is None else replace(chosen, grid_prune={"steps": steps})
 
 
 @options.section()
@@ -181,6 +205,7 @@ def study(settings: Study, work: Work) -> None:
     """Study a classifier or a language model of your own and write one HTML page."""
     if settings.file is None:
         config = settings.config(work)
+        work.note(SIZES[settings.size].announced(settings.size))
     else:
         work.check_alone(settings.file, ("device",))
         config = read_settings(settings.file)

@@ -17,12 +17,12 @@ from hc_lens.data.specs import ORGANISM, DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.organism import steps as organism_steps
 from hc_lens.organism.grammar import CONSTRUCTIONS
+from hc_lens.pruning.config import PathConfig
 from hc_lens.settings import make, plain_value, write_toml
 from hc_lens.settings import read_settings as read_file
 from hc_lens.sweeps.config import SweepConfig
+from hc_lens.sweeps.sizes import PAPER_SEEDS, TWENTIETHS
 
-PAPER_SEEDS = tuple(range(42, 54))
-"""The paper's twelve seeds."""
 PAPER_CASES = {
     "hans": (
         "lexical_overlap_ln_subject-object_swap",
@@ -63,12 +63,16 @@ class StudyConfig:
     """Seeds of the subnetworks at each sparsity."""
     prune: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of ``hc.PruneConfig``."""
-    grid: tuple[float, ...] = tuple(round(0.05 * step, 2) for step in range(1, 20))
+    grid: tuple[float, ...] = TWENTIETHS
     """Sparsities for the effective size of each checkpoint."""
     grid_seeds: tuple[int, ...] = PAPER_SEEDS[:3]
     """Seeds of the grid."""
+    grid_path: bool = True
+    """Whether the grid's sparsities of a seed come from one path (`hc.prune_path`); separate runs
+    where `prune` names a preset or another method, which have no paths."""
     grid_prune: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings of ``hc.PruneConfig`` for the grid; those of `prune` if empty."""
+    """What differs from `prune` for the grid: settings of ``hc.PathConfig``, which has its own
+    number of updates, or of ``hc.PruneConfig`` for separate runs."""
     core_fraction: float = 1.0
     """A core head is in at least this share of the subnetworks."""
     margin: float = 0.03
@@ -126,6 +130,20 @@ class StudyConfig:
             model_labels=self.model_labels,
         )
 
+    @property
+    def in_paths(self) -> bool:
+        """Whether the grid consists of paths."""
+        prune = {**self.prune, **self.grid_prune}
+        return self.grid_path and "preset" not in prune and prune.get("method") in (None, "gates")
+
+    def grid_settings(self) -> Mapping[str, Any]:
+        """Settings of the pruning of the grid."""
+        if not self.in_paths:
+            return {**self.prune, **self.grid_prune}
+        shared = {each.name for each in dataclasses.fields(PathConfig)} - {"steps", "warmup"}
+        of_both = {name: value for name, value in self.prune.items() if name in shared}
+        return {**of_both, **self.grid_prune}
+
     def grid_sweep(self) -> SweepConfig:
         """The subnetworks of every checkpoint at all sparsities of the grid."""
         before = {name: model for name, model in self.checkpoints.items() if name != self.final}
@@ -134,7 +152,8 @@ class StudyConfig:
             checkpoints={**before, self.final: self.model},
             sparsities=self.grid,
             seeds=self.grid_seeds,
-            prune=self.grid_prune or self.prune,
+            prune=self.grid_settings(),
+            path=self.in_paths,
         )
 
     def to_toml(self) -> str:
@@ -154,7 +173,6 @@ def demo(full: bool = False) -> StudyConfig:
     """The study of the organism: minutes on two cores, or the paper's size."""
     _, *series, last = organism_steps()
     chosen = [*series, last] if full else [400, 800, last]
-    grid = tuple(round(0.05 * step, 2) for step in range(2, 20))
     return StudyConfig(
         model=ORGANISM,
         title="The heuristic core of the organism",
@@ -170,8 +188,8 @@ def demo(full: bool = False) -> StudyConfig:
         early="400",
         seeds=PAPER_SEEDS if full else PAPER_SEEDS[:6],
         prune={"steps": 500 if full else 400},
-        grid=grid if full else (0.2, 0.4, 0.6, 0.8),
+        grid=TWENTIETHS[1:] if full else (0.2, 0.4, 0.6, 0.8),
         grid_seeds=PAPER_SEEDS[: 3 if full else 2],
-        grid_prune={"steps": 250 if full else 100},
+        grid_prune={"steps": 1500 if full else 400},
         trace_rows=800 if full else 400,
     )

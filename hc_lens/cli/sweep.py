@@ -20,6 +20,7 @@ from hc_lens.cli.work import Work
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
 from hc_lens.sweeps.config import SweepConfig
+from hc_lens.sweeps.sizes import SIZES, SizeName
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,10 @@ class Settings:
     checkpoints: options.Names = ()
     """Checkpoints, each as MODEL or NAME=MODEL."""
     rows: SweepRows = field(default_factory=SweepRows)
+    size: SizeName | None = None
+    """How much is done, where an option does not say it: quick, standard or paper."""
+    path: bool = False
+    """Find all sparsities of a seed in one run."""
     sparsity: options.Numbers = ()
     """Fractions of the units to remove, such as 0.5,0.7."""
     seeds: options.Seeds = ()
@@ -93,11 +98,13 @@ class Settings:
 
     def config(self) -> SweepConfig:
         """The sweep of the options."""
-        needed = {
+        size = None if self.size is None else SIZES[self.size]
+        amount = None if size is None else size.paths if self.path else size.apart
+        needed: dict[str, Any] = {
             "checkpoints": self.checkpoints,
             "task": self.rows.task,
-            "sparsity": self.sparsity,
-            "seeds": self.seeds,
+            "sparsity": self.sparsity or (amount and amount.sparsities),
+            "seeds": self.seeds or (amount and amount.seeds),
         }
         missing = [f"--{name}" for name, value in needed.items() if not value]
         if missing:
@@ -105,14 +112,22 @@ class Settings:
                 f"expected a file, or all of --{', --'.join(needed)}, missing "
                 f"{', '.join(missing)}; see hc-lens sweep --help"
             )
-        outside = self.ood.spec(self.rows, limit=self.evaluation.evaluation_limit)
+        inside, evaluation = self.rows.spec(), self.evaluation
+        limit = outside_limit = evaluation.evaluation_limit
+        if size and limit is None:
+            limit, outside_limit = size.evaluation_rows, size.ood_rows
+        if size and inside.limit is None and inside.limit_per_case is None:
+            inside = replace(inside, limit=size.rows)
+        outside = self.ood.spec(self.rows, limit=outside_limit)
+        steps = {} if self.preset.reference or amount is None else {"steps": amount.steps}
         return SweepConfig(
             checkpoints=named_models(self.checkpoints),
-            train=self.rows.spec(),
-            evaluation=self.evaluation.specs(self.rows.spec(), outside),
-            sparsities=self.sparsity,
-            seeds=self.seeds,
-            prune=self.preset.prune(self.pruning),
+            train=inside,
+            evaluation=replace(evaluation, evaluation_limit=limit).specs(inside, outside),
+            sparsities=needed["sparsity"],
+            seeds=needed["seeds"],
+            prune={**steps, **self.preset.prune(self.pruning)},
+            path=self.path,
             metrics=self.more.checked(),
             model_labels=self.loading.model_labels,
         )
@@ -135,6 +150,8 @@ def run(settings: Settings, work: Work) -> None:
     engine = settings.placed()
     if settings.file is None:
         config = settings.config()
+        if settings.size is not None:
+            work.note(SIZES[settings.size].announced(settings.size))
     else:
         work.check_alone(settings.file, FREE[3:])
         config = SweepConfig.from_file(settings.file)

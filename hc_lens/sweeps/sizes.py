@@ -12,33 +12,35 @@ from typing import Literal
 
 SizeName = Literal["quick", "standard", "paper"]
 """The sizes by name."""
-PAPER_SEEDS = tuple(range(42, 54))
-"""The paper's twelve seeds."""
+PAPER_SPARSITIES, PAPER_SEEDS = (0.5, 0.7), tuple(range(42, 54))
+"""The paper's sparsities, and its twelve seeds."""
 TENTHS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 TWENTIETHS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """The sparsities of a coarse grid, and those of the paper's."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Which subnetworks of a checkpoint are found."""
+
+    sparsities: tuple[float, ...]
+    """Fractions of the units that are removed."""
+    seeds: tuple[int, ...]
+    """Seeds at each sparsity, or of the paths."""
+    steps: int
+    """Updates of each run, or of each path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """How much is done."""
 
-    sparsities: tuple[float, ...] = (0.5, 0.7)
-    """Fractions of the units that separate runs remove."""
-    seeds: tuple[int, ...]
-    """Seeds of the separate runs."""
-    steps: int
-    """Updates of each separate run."""
-    grid: tuple[float, ...]
-    """Sparsities of each path."""
-    grid_seeds: tuple[int, ...]
-    """Seeds of the paths."""
-    grid_steps: int
-    """Updates of each path."""
+    apart: Amount
+    """Subnetworks of separate runs."""
+    paths: Amount
+    """Those of paths, from which the effective size is read."""
     rows: int
-    """Most rows to prune on and to take means over; of prompts that are made, a tenth."""
-    token_budget: int = 512
-    """Most tokens in the batch of an update."""
+    """Most rows to prune on and to take means over."""
     evaluation_rows: int | None
     """Most rows in domain on which every subnetwork is evaluated; None for all."""
     ood_rows: int | None
@@ -50,30 +52,31 @@ class Size:
     trace_rows: int
     """About how many rows in domain, and adversarial ones, are in the composition trace."""
 
-    def say(self) -> list[str]:
+    def announced(self, name: SizeName) -> str:
         """What the size contains, in a few lines."""
-        apart, path = len(self.sparsities) * len(self.seeds), len(self.grid_seeds)
+        apart, paths = self.apart, self.paths
 
         def rows(n: int | None) -> str:
             return "all" if n is None else f"{n:,}"
 
-        return [
-            f"{apart} separate runs a checkpoint: {len(self.seeds)} seeds at "
-            f"{' and '.join(f'{each:g}' for each in self.sparsities)}, {self.steps:,} updates each",
-            f"{path} path{'s' * (path > 1)} a checkpoint of a series: {len(self.grid)} sparsities "
-            f"from {self.grid[0]:g} to {self.grid[-1]:g}, {self.grid_steps:,} updates each",
-            f"rows: {self.rows:,} to prune on with {self.token_budget} tokens an update, "
-            f"{rows(self.evaluation_rows)} in and {rows(self.ood_rows)} out of domain to evaluate",
+        lines = [
+            f"size {name}, where no option says otherwise; for each checkpoint:",
+            f"{len(apart.seeds)} seeds at sparsity "
+            f"{' and '.join(f'{each:g}' for each in apart.sparsities)}, separate runs of "
+            f"{apart.steps:,} updates",
+            f"{len(paths.seeds)} path{'s' * (len(paths.seeds) > 1)} through "
+            f"{len(paths.sparsities)} sparsities from {paths.sparsities[0]:g} to "
+            f"{paths.sparsities[-1]:g}, {paths.steps:,} updates each",
+            f"{self.rows:,} rows at most to prune on; {rows(self.evaluation_rows)} in and "
+            f"{rows(self.ood_rows)} out of domain to evaluate every subnetwork on",
         ]
+        return "\n  ".join(lines)
 
 
 SIZES: dict[SizeName, Size] = {
     "quick": Size(
-        seeds=PAPER_SEEDS[:3],
-        steps=200,
-        grid=TENTHS,
-        grid_seeds=PAPER_SEEDS[:1],
-        grid_steps=500,
+        apart=Amount(PAPER_SPARSITIES, PAPER_SEEDS[:3], 200),
+        paths=Amount(TENTHS, PAPER_SEEDS[:1], 500),
         rows=2_000,
         evaluation_rows=300,
         ood_rows=900,
@@ -82,11 +85,8 @@ SIZES: dict[SizeName, Size] = {
         trace_rows=100,
     ),
     "standard": Size(
-        seeds=PAPER_SEEDS,
-        steps=400,
-        grid=TWENTIETHS,
-        grid_seeds=PAPER_SEEDS[:3],
-        grid_steps=1_500,
+        apart=Amount(PAPER_SPARSITIES, PAPER_SEEDS, 400),
+        paths=Amount(TWENTIETHS, PAPER_SEEDS[:3], 1_500),
         rows=20_000,
         evaluation_rows=1_000,
         ood_rows=3_000,
@@ -95,11 +95,8 @@ SIZES: dict[SizeName, Size] = {
         trace_rows=800,
     ),
     "paper": Size(
-        seeds=PAPER_SEEDS,
-        steps=1_500,
-        grid=TWENTIETHS,
-        grid_seeds=PAPER_SEEDS,
-        grid_steps=3_000,
+        apart=Amount(PAPER_SPARSITIES, PAPER_SEEDS, 1_500),
+        paths=Amount(TWENTIETHS, PAPER_SEEDS, 3_000),
         rows=100_000,
         evaluation_rows=None,
         ood_rows=None,
