@@ -67,7 +67,7 @@ class StudyConfig:
     """Sparsities for the effective size of each checkpoint."""
     grid_seeds: tuple[int, ...] = PAPER_SEEDS[:3]
     """Seeds of the grid."""
-    grid_path: bool = True
+    grid_as_paths: bool = True
     """Whether the grid's sparsities of a seed come from one path (`hc.prune_path`); separate runs
     where `prune` names a preset or another method, which have no paths."""
     grid_prune: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +134,9 @@ class StudyConfig:
     def in_paths(self) -> bool:
         """Whether the grid consists of paths."""
         prune = {**self.prune, **self.grid_prune}
-        return self.grid_path and "preset" not in prune and prune.get("method") in (None, "gates")
+        return (
+            self.grid_as_paths and "preset" not in prune and prune.get("method") in (None, "gates")
+        )
 
     def grid_settings(self) -> Mapping[str, Any]:
         """Settings of the pruning of the grid."""
@@ -153,7 +155,7 @@ class StudyConfig:
             sparsities=self.grid,
             seeds=self.grid_seeds,
             prune=self.grid_settings(),
-            path=self.in_paths,
+            as_paths=self.in_paths,
         )
 
     def to_toml(self) -> str:

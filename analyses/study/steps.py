@@ -59,8 +59,8 @@ from hc_lens.settings import plain_value
 from hc_lens.show import Attention, Page
 from hc_lens.show.kept import save_figures
 from hc_lens.show.report import Sentence
-from hc_lens.sweeps.engines import Local, cores
-from hc_lens.sweeps.estimate import in_words, measure, seconds
+from hc_lens.sweeps.engines import Local
+from hc_lens.sweeps.estimate import expected
 
 KIND = "study"
 """The kind of work that a run folder holds."""
@@ -202,7 +202,10 @@ def _run(study: Study, records: Records) -> None:
         warn(f"{page} is not as this study wrote it: it is now {other}", DamagedWarning)
     steps = list_steps(study)
     if study.say is not None and not records.names("steps"):
-        study.say(expected_time(study))
+        config = study.config
+        sweeps = [config.sweep(), *([config.grid_sweep()] if config.checkpoints else [])]
+        time = expected(sweeps, study.model, study.train, study.data, study.workers)
+        study.say(f"{time}; the scan and the trace come on top")
 
     def publish(files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
@@ -217,23 +220,6 @@ def _run(study: Study, records: Records) -> None:
     known = dict.fromkeys([*known, digest(files[PAGE])])
     # Remembered first: a page that is there but unknown would count as somebody else's.
     publish({PUBLISHED: json_bytes(sealed({"pages": list(known)})), **files})
-
-
-def expected_time(study: Study) -> str:
-    """About how long the pruning and its evaluation will take, from a few updates and rows."""
-    config = study.config
-    sweeps = [config.sweep(), *([config.grid_sweep()] if config.checkpoints else [])]
-    counts = len(study.train.rows), sum(len(batches.rows) for batches in study.data.values())
-    total = 0.0
-    for sweep in sweeps:
-        prune = sweep.prune_config(sweep.sparsities[0], sweep.seeds[0])
-        total += seconds(sweep, measure(study.model, study.train, study.data, prune), *counts)
-    workers = max(1, cores() if study.workers is None else study.workers)
-    return (
-        f"pruning and evaluating {sum(sweep.n_runs for sweep in sweeps):,} subnetworks takes "
-        f"about {in_words(total / workers)} with {workers} at once; the scan and the trace come "
-        "on top"
-    )
 
 
 def _own_pages(records: Records) -> list[str]:

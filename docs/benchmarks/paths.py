@@ -16,16 +16,21 @@ processes may run beside it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 from lengths import FIRST_SEED, add_rows, inputs, scores, specs
 from scipy.stats import t
 
 import hc_lens as hc
-from hc_lens.sweeps.sizes import TWENTIETHS
+from hc_lens.analyses import subnetworks
+from hc_lens.data.specs import read_model
+from hc_lens.sweeps.sizes import PAPER_SPARSITIES, TWENTIETHS
 
 WAYS = ("separate", "path")
 
@@ -51,7 +56,7 @@ def one(way: str, seed: int, steps: int, low: bool, *where) -> pd.DataFrame:
     seconds = time.process_time() - start
     runs = 1 if way == "path" else len(TWENTIETHS)
     examples = round(runs * steps * len(train.rows) / len(train))
-    table = pd.DataFrame([scores(sub, given) for sub in found])
+    table = pd.DataFrame([{**scores(sub, given), "kept": " ".join(sub.kept)} for sub in found])
     return table.assign(way=way, seed=seed, steps=steps, bfloat16=low, sparsity=TWENTIETHS,
                         examples=examples, seconds=round(seconds, 1))  # fmt: skip
 
@@ -67,6 +72,38 @@ def by_sparsity(runs: pd.DataFrame) -> pd.DataFrame:
     half = gaps.sem() * t.ppf(0.975, gaps.count() - 1)
     return lines.assign(difference=gaps.mean(), low=gaps.mean() - half, high=gaps.mean() + half,
                         seeds=gaps.count())  # fmt: skip
+
+
+def networks(runs: pd.DataFrame, space: hc.UnitSpace) -> dict[subnetworks.Key, hc.Subnetwork]:
+    """The subnetworks of the paper's two sparsities."""
+    chosen: Any = runs[runs["sparsity"].isin(PAPER_SPARSITIES)].itertuples()
+    return {
+        ("model", run.sparsity, run.seed): hc.Subnetwork(
+            space, torch.tensor([label in run.kept.split() for label in space.labels]), ""
+        )
+        for run in chosen
+    }
+
+
+def alike(runs: pd.DataFrame, space: hc.UnitSpace) -> dict[str, float]:
+    """What the two sparsities of the paper have in common, among the subnetworks of one way."""
+    found = networks(runs, space)
+    low, high = PAPER_SPARSITIES
+    heads = [(key, {label for label in sub.kept if "H" in label}) for key, sub in found.items()]
+    shares = [(one[2] == other[2], one[1] == other[1], len(a & b) / len(a | b))
+              for (one, a), (other, b) in itertools.combinations(heads, 2)]  # fmt: skip
+    table = pd.DataFrame(shares, columns=["seed", "sparsity", "jaccard"])
+    means = table.groupby(["seed", "sparsity"])["jaccard"].mean()
+    frequencies = subnetworks.frequencies(found)
+    return {
+        "heads shared by 50 and 70% of one seed": means[True, False],
+        "by 50 and 70% of two seeds": means[False, False],
+        "by two seeds at one sparsity": means[False, True],
+        "Spearman of the frequencies at 50 and 70%":
+            subnetworks.spearman(frequencies, low, high).rho,
+        "heads in every subnetwork": len(subnetworks.core(found)),
+        "by chance": subnetworks.chance(found).expected,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -100,6 +137,10 @@ def main() -> None:
     print(f"\nEach seed, mean:\n{cost.round(1).to_string()}")
     ratio = cost.loc["separate"] / cost.loc["path"]
     print(f"{ratio['examples']:.2f} times fewer examples, {ratio['seconds']:.2f} times less time")
+    space = hc.UnitSpace.of(read_model(options.model))
+    rows = {way: alike(part, space) for way, part in done.groupby("way")}
+    print("\nShare of common heads (Jaccard), mean over pairs of subnetworks:")
+    print(pd.DataFrame(rows).round(4).to_string())
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Settings:
     rows: SweepRows = field(default_factory=SweepRows)
     size: SizeName | None = None
     """How much is done, where an option does not say it: quick, standard or paper."""
-    path: bool = False
+    as_paths: bool = False
     """Find all sparsities of a seed in one run."""
     sparsity: options.Numbers = ()
     """Fractions of the units to remove, such as 0.5,0.7."""
@@ -99,7 +99,7 @@ class Settings:
     def config(self) -> SweepConfig:
         """The sweep of the options."""
         size = None if self.size is None else SIZES[self.size]
-        amount = None if size is None else size.paths if self.path else size.apart
+        amount = None if size is None else size.paths if self.as_paths else size.apart
         needed: dict[str, Any] = {
             "checkpoints": self.checkpoints,
             "task": self.rows.task,
@@ -127,7 +127,7 @@ class Settings:
             sparsities=needed["sparsity"],
             seeds=needed["seeds"],
             prune={**steps, **self.preset.prune(self.pruning)},
-            path=self.path,
+            as_paths=self.as_paths,
             metrics=self.more.checked(),
             model_labels=self.loading.model_labels,
         )
@@ -157,6 +157,8 @@ def run(settings: Settings, work: Work) -> None:
         config = SweepConfig.from_file(settings.file)
     work.begin(by_seed, free=FREE, resumes=True)
     store = settings.store or str(work.folder / "runs")
+    if settings.size is not None:
+        work.note(_expected(config, settings))
     work.note(f"{config.n_runs} runs in {store}; what is there is not run again")
     runs = sweep(config, store=store, engine=engine, progress=True, say=work.note)
     work.finish(
@@ -167,6 +169,14 @@ def run(settings: Settings, work: Work) -> None:
         store=store,
     )
     runs.check_finished()
+
+
+def _expected(config: SweepConfig, settings: Settings) -> str:
+    from hc_lens.sweeps.estimate import expected
+    from hc_lens.sweeps.perform import Loaded
+
+    one = Loaded(config, next(iter(config.checkpoints)), settings.loading.device)
+    return expected([config], one.model, one.train, one.data, settings.workers)
 
 
 def named_models(given: Sequence[str]) -> dict[str, str]:

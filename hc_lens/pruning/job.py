@@ -35,7 +35,7 @@ from hc_lens.pruning.losses import faithful_loss
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace
 
-Settings = TypeVar("Settings", PruneConfig, PathConfig)
+Settings = TypeVar("Settings", bound=PruneConfig | PathConfig)
 """The settings of one sparsity, or of a path."""
 
 

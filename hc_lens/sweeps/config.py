@@ -46,7 +46,7 @@ class SweepConfig:
     """Rows of the mean activations; None for those of `train`."""
     model_labels: tuple[str, ...] = ()
     """Names of the checkpoints' logits in order, where their own are placeholders (``LABEL_0``)."""
-    path: bool = False
+    as_paths: bool = False
     """Whether all sparsities of a seed come from one run (`hc.prune_path`), with `PathConfig`
     settings in `prune`; else each is a run of its own."""
 
@@ -69,7 +69,7 @@ class SweepConfig:
                     f"write {listed} = [...]"
                 )
         if self.prune.get("preset") is not None:
-            check_choice("a preset", self.prune["preset"], () if self.path else PRESETS)
+            check_choice("a preset", self.prune["preset"], () if self.as_paths else PRESETS)
         if callable(self.prune.get("loss")):
             raise HcLensError(
                 f"expected a loss with a name ({', '.join(get_args(LossName))}) in a sweep, got a "
@@ -84,11 +84,11 @@ class SweepConfig:
 
     def groups(self) -> list[tuple[float, ...]]:
         """The sparsities that come from one pruning: each alone, or all of a path."""
-        return [self.sparsities] if self.path else [(each,) for each in self.sparsities]
+        return [self.sparsities] if self.as_paths else [(each,) for each in self.sparsities]
 
     def prune_config(self, sparsity: float, seed: int) -> PruneConfig | PathConfig:
         """The pruning settings of one run; those of a path are the same for all its sparsities."""
-        if self.path:
+        if self.as_paths:
             described = {**self.prune, "sparsities": self.sparsities, "seed": seed}
             return make(PathConfig, described, "the prune settings of a path")
         start = PRESETS.get(self.prune.get("preset", ""), PruneConfig)(sparsity, seed)

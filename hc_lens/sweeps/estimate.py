@@ -4,6 +4,7 @@
    the first pays for what is set up once. Nothing of the model changes.
 2. `seconds` adds up the updates of all prunings, the evaluations of all subnetworks, and two runs
    of the training rows for each checkpoint: for the means, and for the full model's own logits.
+3. `expected` says it for as many processes as there will be.
 
 Runs in several processes share the machine's memory, so that two of them take a little more than
 half the time of one.
@@ -12,7 +13,7 @@ half the time of one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hc_lens.data.batches import Batches
@@ -22,6 +23,7 @@ from hc_lens.pruning.config import PathConfig, PruneConfig
 from hc_lens.pruning.job import Job, Teacher
 from hc_lens.pruning.train import GateTraining, frozen
 from hc_lens.sweeps.config import SweepConfig
+from hc_lens.sweeps.engines import cores
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,26 @@ def seconds(config: SweepConfig, speed: Speed, train_rows: int, evaluation_rows:
     evaluated = (config.n_runs + len(config.checkpoints)) * evaluation_rows
     both_passes = 2 * len(config.checkpoints) * train_rows
     return speed.update * prunings * updates + speed.row * (evaluated + both_passes)
+
+
+def expected(
+    configs: Sequence[SweepConfig],
+    model: Model,
+    train: Batches,
+    evaluation: Mapping[str, Batches],
+    workers: int | None,
+) -> str:
+    """What is to be said of sweeps of checkpoints like this model before they start."""
+    counts = len(train.rows), sum(len(batches.rows) for batches in evaluation.values())
+    total = 0.0
+    for config in configs:
+        prune = config.prune_config(config.sparsities[0], config.seeds[0])
+        total += seconds(config, measure(model, train, evaluation, prune), *counts)
+    at_once = max(1, cores() if workers is None else workers)
+    return (
+        f"finding and evaluating {sum(config.n_runs for config in configs):,} subnetworks takes "
+        f"about {in_words(total / at_once)}, {at_once} at a time"
+    )
 
 
 def in_words(duration: float) -> str:

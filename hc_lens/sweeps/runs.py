@@ -124,7 +124,7 @@ def run_key(inputs: Inputs, config: SweepConfig, sparsity: float, seed: int) -> 
 
 def given(config: SweepConfig) -> Any:
     """What the settings of a sweep say of its pruning, as the record of a run holds it."""
-    path = {"path": list(config.sparsities)} if config.path else {}
+    path = {"path": list(config.sparsities)} if config.as_paths else {}
     return plain_value({**config.prune, **path})
 
 

@@ -19,7 +19,7 @@ SPARSITIES = (0.2, 0.4, 0.6)
 
 
 def make(folder, **changes):
-    settings = {"prune": {"steps": 9}, "sparsities": SPARSITIES, "seeds": (0, 1), "path": True}
+    settings = {"prune": {"steps": 9}, "sparsities": SPARSITIES, "seeds": (0, 1), "as_paths": True}
     return sweeps.make(folder, ("final",), **{**settings, **changes})
 
 
@@ -46,7 +46,7 @@ def test_every_run_of_a_path_equals_the_path_made_by_hand(tmp_path):
 def test_paths_and_separate_runs_in_one_store_are_two_sweeps(tmp_path):
     config = make(tmp_path / "data", seeds=(0,))
     path = run(config, tmp_path / "store")
-    apart = run(dataclasses.replace(config, path=False), tmp_path / "store")
+    apart = run(dataclasses.replace(config, as_paths=False), tmp_path / "store")
     assert set(path.table["run"]).isdisjoint(apart.table["run"])
     with pytest.raises(hc.HcLensError, match="got 2 sweeps"):
         read_runs(tmp_path / "store")
@@ -100,7 +100,7 @@ def test_settings_that_a_path_does_not_have_are_refused(tmp_path):
 def test_a_path_goes_through_a_file_of_settings(tmp_path):
     config = make(tmp_path / "data")
     assert hc.SweepConfig.from_dict(config.describe()) == config
-    assert config.describe()["path"] is True
+    assert config.describe()["as_paths"] is True
 
 
 @pytest.mark.slow
