@@ -19,11 +19,11 @@ from tqdm.auto import tqdm
 
 from hc_lens.data.batches import cut, named_batches
 from hc_lens.errors import HcLensError, HcLensWarning, warn
-from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
-from hc_lens.masks.finite import check_finite, check_weights
-from hc_lens.masks.hooks import Handle, hooked_units
+from hc_lens.masks.finite import check_weights
+from hc_lens.masks.hooks import hooked_units
 from hc_lens.masks.replacements import Source, as_source
+from hc_lens.masks.run import MaskedRun
 from hc_lens.metrics import (
     ACCURACY,
     AGREEMENT,
@@ -110,10 +110,11 @@ def evaluate(
     _compare_means(networks, source)
     more, datasets = further(metrics, COLUMNS), named_batches(data)
     try_metrics(more, datasets, Readout(model))
+    masked = MaskedRun(model, source) if networks else None
     runs, parts = [FULL, *networks], []
     for name, batches in datasets.items():
         teacher = Teacher(model) if teachers is None else teachers[name]
-        run = partial(_measured, teacher, list(networks.values()), source, more, batches)
+        run = partial(_measured, teacher, masked, list(networks.values()), more, batches)
         parts.append(_by_case(runs, name, batches, tuple(more), run, progress))
     table = pd.concat(parts, ignore_index=True)
     order = table["subnetwork"].map({name: index for index, name in enumerate(runs)})
@@ -130,27 +131,24 @@ def _compare_means(networks: Mapping[str, Subnetwork], source: Source) -> None:
 
 def _measured(
     teacher: Teacher,
+    masked: MaskedRun | None,
     networks: Sequence[Subnetwork],
-    source: Source,
     more: Mapping[str, Metric | str],
     batches: BatchesLike,
     batch: BatchLike,
 ) -> dict[str, Float[Tensor, "runs batch"]]:
     """The metrics of the full model and of every subnetwork on a batch."""
     model, readout = teacher.model, teacher.readout
-    size = rows_at_once(model, batch.inputs) if source.row_wise else len(batch.rows)
-    parts: list[list[Tensor]] = [[] for _ in networks]
-    for piece in cut(batch, size):
-        bound = source.on(piece)
-        for network, part in zip(networks, parts, strict=True):
-            edits = mask_edits(network.space, network.mask, bound)
-            with torch.no_grad(), Handle(model, edits):
-                part.append(readout.held(piece))
-                check_finite(model, piece.inputs, part[-1], "a subnetwork")
-    held = torch.stack([teacher.held(batch), *map(torch.cat, parts)])
+    held = [teacher.held(batch)]
+    if masked is not None:
+        row_wise = masked.source.row_wise
+        pieces = cut(batch, rows_at_once(model, batch.inputs) if row_wise else len(batch.rows))
+        with torch.no_grad():
+            for mask in (network.mask for network in networks):
+                held.append(torch.cat([masked.held(piece, mask) for piece in pieces]))
     wanted = {**{name: name for name in (*METRICS, PREDICTION)}, **more}
     with torch.no_grad():
-        found = held_metrics(batches, batch, held, readout.logits, wanted)
+        found = held_metrics(batches, batch, torch.stack(held), readout.logits, wanted)
     return found | label_metrics(batches, batch, found[PREDICTION])
 
 

@@ -43,9 +43,9 @@ from hc_lens.blocks import Block, Norm, PerHead, Resid
 from hc_lens.errors import HcLensError
 from hc_lens.masks.hooks import has_user_hooks, mlp_name, z_name
 from hc_lens.models.reading import is_classifier
-from hc_lens.models.views import ModelView, view
+from hc_lens.models.views import ModelView, can_fuse, view
 from hc_lens.protocols import Model
-from hc_lens.scans.layers import Stream, can_fuse, check_runnable
+from hc_lens.scans.layers import Stream, check_runnable
 from hc_lens.units import Unit
 
 How = Literal["frozen", "recomputed", "tangent"]

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor
+from transformer_lens.utilities.activation_functions import softcap_enabled
 
-from hc_lens.blocks import Block, Context
+from hc_lens.blocks import Block, Context, Resid
 from hc_lens.models.lens import known_parts, parts_of
 from hc_lens.models.parts import Weights
-from hc_lens.models.reading import read_positions
+from hc_lens.models.reading import Readout, is_classifier, read_positions
 from hc_lens.protocols import BatchLike, Model
 
 
@@ -27,6 +28,18 @@ def can_view(model: Model) -> bool:
     """Whether the kernels of `hc_lens.blocks` compute what the model's own blocks compute."""
     parts = parts_of(model)
     return parts is not None and parts.can_view()
+
+
+def can_fuse(model: Model) -> bool:
+    """Whether the kernels compute what the model computes, and a layer's output adds its heads'."""
+    cfg = model.cfg
+    capped = softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
+    return (
+        can_view(model)
+        and not cfg.use_normalization_before_and_after
+        # The readout of a language model caps its logits itself.
+        and not (capped and is_classifier(model))
+    )
 
 
 def view(model: Model, layer: int, weights: Weights | None = None) -> Block:
@@ -54,3 +67,11 @@ class ModelView:
         """The logits, from the normalised stream at each row's read position."""
         logits = self.parts.unembed(read)
         return logits if logits.ndim == 2 else logits.squeeze(1)
+
+    def left_to_read(
+        self, readout: Readout, resid: Resid, context: Context
+    ) -> Float[Tensor, "rows width"]:
+        """What `Readout.held` keeps of the stream behind the last block, at every position or at
+        the read positions alone."""
+        read = resid if resid.shape[1] == 1 else context.at_reads(resid)
+        return read.squeeze(1) if readout.split else self.logits(self.final(read))

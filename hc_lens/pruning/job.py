@@ -20,10 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hc_lens.data.batches import cut
-from hc_lens.masks.ablate import Mask, mask_edits
+from hc_lens.masks.ablate import Mask
 from hc_lens.masks.finite import check_finite
-from hc_lens.masks.hooks import Handle, hooked_units
+from hc_lens.masks.hooks import hooked_units
 from hc_lens.masks.replacements import Source
+from hc_lens.masks.run import MaskedRun
 from hc_lens.metrics import Loss, held_losses
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import rows_at_once
@@ -128,15 +129,16 @@ class Job(Generic[Settings]):
         """The loss of each row that the settings name."""
         return faithful_loss(self.config.loss, self.batches)
 
+    @cached_property
+    def run(self) -> MaskedRun:
+        """The model under the masks of the gates."""
+        free = zip(self.space, self.gates.free.tolist(), strict=True)
+        first = min((unit.layer for unit, learnt in free if learnt), default=0)
+        return MaskedRun(self.model, self.source, first=first, bfloat16=self.config.bfloat16)
+
     def losses(self, mask: Mask, batch: BatchLike, finite: bool = True) -> Float[Tensor, "batch"]:
         """The loss of each row of the model under a mask."""
-        device = torch.device(self.model.cfg.device).type
-        edits = mask_edits(self.space, mask, self.source.on(batch))
-        lower = torch.autocast(device, torch.bfloat16, enabled=self.config.bfloat16)
-        with Handle(self.model, edits), lower:
-            held = self.teacher.readout.held(batch).to(self.model.cfg.dtype)
-            check_finite(self.model, batch.inputs, held, "the model under a mask")
-        # Not under the mask: the teacher may have to run the full model here.
+        held = self.run.held(batch, mask)
         logits, full = self.teacher.readout.logits, partial(self.teacher.held, batch)
         return held_losses(self.loss, batch, held, logits, full, finite)
 

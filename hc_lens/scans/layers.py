@@ -25,7 +25,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens.utilities.activation_functions import softcap_enabled
 
 from hc_lens.blocks import Block, Context, PerHead, Resid
 from hc_lens.errors import HcLensError
@@ -34,8 +33,8 @@ from hc_lens.masks.hooks import Handle, has_user_hooks, mlp_name, z_name
 from hc_lens.masks.replacements import Source
 from hc_lens.models.lens import known_parts
 from hc_lens.models.parts import Entered
-from hc_lens.models.reading import Readout, at_positions, is_classifier, read_positions
-from hc_lens.models.views import ModelView, can_view
+from hc_lens.models.reading import Readout, at_positions, read_positions
+from hc_lens.models.views import ModelView, can_fuse
 from hc_lens.protocols import BatchLike, Model
 from hc_lens.units import Unit, UnitSpace
 
@@ -99,18 +98,6 @@ def check_runnable(model: Model) -> Model:
     return model
 
 
-def can_fuse(model: Model) -> bool:
-    """Whether the kernels compute what the model computes, and a layer's output adds its heads'."""
-    cfg = model.cfg
-    capped = softcap_enabled(getattr(cfg, "output_logits_soft_cap", None))
-    return (
-        can_view(model)
-        and not cfg.use_normalization_before_and_after
-        # The readout of a language model caps its logits itself.
-        and not (capped and is_classifier(model))
-    )
-
-
 def layers_of(model: Model) -> FusedLayers | HookedLayers:
     """The faster way of the two that computes what the model computes."""
     fused = can_fuse(model) and not has_user_hooks(model)
@@ -139,8 +126,7 @@ class FusedLayers:
 
     def held(self, stream: Stream, resid: Resid) -> Float[Tensor, "rows width"]:
         """What is left at the read positions; a `narrow` last layer has left these alone."""
-        read = resid if resid.shape[1] == 1 else stream.context.at_reads(resid)
-        return read.squeeze(1) if self.readout.split else self.view.logits(self.view.final(read))
+        return self.view.left_to_read(self.readout, resid, stream.context)
 
     def row_bytes(self, pos: int, levels: int) -> int:
         """Bytes of activations for one row of `pos` tokens, when sets touch `levels` layers."""
