@@ -83,6 +83,9 @@ class GateSettings:
     """Mean of log_alpha at the start."""
     init_std: float = 0.01
     """Standard deviation of log_alpha at the start."""
+    warm_start: float = 0.0
+    """How far apart log_alpha starts for units that matter and units that do not, by a few batches
+    (`hc_lens.pruning.warm`); 0 for none."""
     beta: float = BETA
     """Temperature of the gates."""
     stretch: tuple[float, float] = STRETCH
@@ -114,6 +117,11 @@ class GateSettings:
                     f"expected {name} as a share of the steps between 0 and 1, got "
                     f"{getattr(self, name)}; divide the number of steps by steps={self.steps}"
                 )
+        if self.warm_start < 0:
+            raise HcLensError(
+                f"expected a warm_start of 0 or more, got {self.warm_start}; 1 moves the start of "
+                "a unit that is one standard deviation above the mean up by 1"
+            )
 
     @property
     def warmup_steps(self) -> int:

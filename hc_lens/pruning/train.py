@@ -34,6 +34,7 @@ from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
 from hc_lens.pruning.job import Job, PruneStep, Settings, Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.warm import WARM_BATCHES, warm_start
 
 KEPT_STEPS = 60
 """At most about this many steps are kept in a subnetwork's history."""
@@ -151,6 +152,10 @@ class GateTraining:
     def run(self, sparsity: Callable[[], float]) -> Iterator[PruneStep]:
         """Every step that is left; an error holds the last good subnetwork of `sparsity`."""
         config = self.config
+        if self.done == 0 and config.warm_start:
+            warm_start(
+                self.job, list(itertools.islice(self.order(), WARM_BATCHES)), self.gates.generator
+            )
         supply = itertools.islice(self.order(), self.done * config.accumulate, None)
         steps, hidden = range(self.done + 1, config.steps + 1), not self.job.progress
         for step in (bar := tqdm(steps, desc="prune", leave=False, disable=hidden)):
