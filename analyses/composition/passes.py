@@ -180,7 +180,8 @@ class Pass:
             run = LayerRun(len(self.runs), block, self.final)
             self.runs.append(run)
             self._layer(run)
-        read = self.view.final(self.stream.context.at_reads(self.final))
+        context = self.stream.context
+        read = context.pooled(self.view.final(context.at_reads(self.final)))
         self.held = self.view.held(self.heard(self.view.last.kind, read))
         return self.held
 
@@ -251,8 +252,9 @@ class Direct:
     def to_last(self) -> Float[Tensor, "rows 1 d_model"]:
         """Of what the last receiver reads at each row's read position."""
         streams = (self._along[-1].behind, self._stream(len(self._along)), self._clean.final)
-        at, moved, clean = map(self._clean.stream.context.at_reads, streams)
-        return carry(self._clean.view.final, at, moved, clean, self._how)
+        context = self._clean.stream.context
+        at, moved, clean = map(context.at_reads, streams)
+        return context.pooled(carry(self._clean.view.final, at, moved, clean, self._how))
 
     def _stream(self, index: int) -> Resid:
         """Of the stream in front of a layer."""

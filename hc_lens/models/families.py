@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from hc_lens.models import bert, distilbert, electra, roberta
+from hc_lens.models import (
+    albert,
+    bert,
+    deberta,
+    distilbert,
+    electra,
+    modernbert,
+    mpnet,
+    roberta,
+)
 from hc_lens.models.encoders import EncoderFamily
 
 ENCODERS: dict[str, EncoderFamily] = {
@@ -11,6 +20,10 @@ ENCODERS: dict[str, EncoderFamily] = {
     "xlm-roberta": roberta.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
+    "deberta-v2": deberta.FAMILY,
+    "modernbert": modernbert.FAMILY,
+    "albert": albert.FAMILY,
+    "mpnet": mpnet.FAMILY,
 }
 """Hugging Face model type -> how its encoders are built."""
 

@@ -143,7 +143,9 @@ class _FusedStep:
 
     def __init__(self, block: Block, index: int, stream: Stream, resid: Resid, narrow: bool):
         self._block, self._index, self._stream = block, index, stream
-        reads, context = block.attention_input(resid), stream.context
+        context = stream.context
+        resid = block.begin(resid, context)
+        reads = block.attention_input(resid)
         if narrow:
             self._z = block.attend_at(reads, context)
             resid = context.at_reads(resid)
@@ -203,7 +205,8 @@ class HookedLayers:
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
         entered = self.parts.enter(batch.inputs, blocks=True)
-        context = Context(entered.mask, reads=read_positions(self.model, batch))
+        reads = read_positions(self.model, batch)
+        context = Context(entered.mask, reads=reads, mean=self.parts.reads_mean)
         return Stream(entered.resid, batch.inputs["input"], source, context, entered)
 
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
@@ -227,7 +230,7 @@ class HookedLayers:
         assert reads is not None
         if self.readout.split:
             return at_positions(resid, reads)
-        logits = self.parts.head(resid)
+        logits = self.parts.head(resid, stream.context.mask)
         return logits if logits.ndim == 2 else at_positions(logits, reads)
 
     def row_bytes(self, pos: int, levels: int) -> int:

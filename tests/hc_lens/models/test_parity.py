@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
+from transformers.models.modernbert import modeling_modernbert
 
 import hc_lens as hc
 from hc_lens.blocks import Context
@@ -24,8 +25,16 @@ RMS_NORMS = {
 }
 
 
+def turned(q, k, cos, sin, unsqueeze_dim=1):
+    """ModernBERT's rotation in the type of its input."""
+    half = modeling_modernbert.rotate_half
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
 def in_full_precision(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Hugging Face's RMS norm compute in its input's type: it casts to float32 inside."""
+    """Let Hugging Face's RMS norm and rotation compute in their input's type, not in float32."""
+    monkeypatch.setattr(modeling_modernbert, "apply_rotary_pos_emb", turned)
 
     def forward(self, x):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
