@@ -192,7 +192,7 @@ class Heads:
     causal: bool
     """Whether a token sees only itself and earlier tokens."""
     window: int | None = None
-    """How many tokens back, and ahead unless causal, a token sees, itself included; None for all."""
+    """How many tokens back (and ahead, unless causal) a token sees, itself included; None: all."""
     rotate: Callable[[Tensor, Tensor | None], Tensor] | None = None
     """Rotary positions: queries or keys and the attention mask to the rotated ones."""
     norm_q: Norm = NO_NORM

@@ -3,7 +3,8 @@
 1. TransformerLens 4 puts a TransformerBridge around a Hugging Face model. An adapter says which of
    the model's modules is which component; TransformerLens has none for classifiers of text.
 2. An encoder's adapter is made from its family's table (`hc_lens.models.families`), unless the
-   table says that no component knows its attention or its blocks: blocks, then ``pooler`` (the dense layer in front of the classifier) and ``unembed`` (the classifier).
+   table says that no component knows its blocks: the blocks, then ``pooler`` (the dense layer in
+   front of the classifier) and ``unembed`` (the classifier).
 3. A decoder's adapter is TransformerLens's own for the language model, with the matrix ``score`` as
    ``unembed``.
 4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a

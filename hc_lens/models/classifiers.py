@@ -155,6 +155,7 @@ class Pooler(BertPooler):
         super().__init__(cfg)
         setattr(self, "activation", activation)  # noqa: B010 (typed as Tanh there)
         self.mean, self.ln = mean, LayerNorm(cfg)
+        self.says = f"{mean} {activation}"
 
     def forward(  # type: ignore[override]
         self,

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 from transformers.activations import ACT2FN
 
+from hc_lens.errors import check_choice
 from hc_lens.models.classifiers import (
     DecoderClassifier,
     DecoderLanguageModel,
@@ -56,6 +57,9 @@ def _encoder(
 ) -> EncoderClassifier | EncoderLanguageModel:
     """A family's ...ForSequenceClassification or ...ForMaskedLM as a HookedEncoder."""
     config = hf_model.config
+    # DeBERTa's last layer may be set to run again, which no configuration says.
+    again = getattr(hf_model.base_model, "z_steps", 0)
+    check_choice("a model with z_steps", again, (0, 1))
     cfg = _config(family, hf_model, device, dtype)
     embed = family.embed(cfg, config)
     if hf_model.get_output_embeddings() is None:
@@ -132,7 +136,7 @@ def _state(
 def _tables(
     own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], family: EncoderFamily, first: int
 ) -> dict[str, Tensor]:
-    """The tables of the embedding; HookedEncoder has two token types, of which zeros say nothing."""
+    """The tables of the embedding; of HookedEncoder's two token types, absent ones are zeros."""
     found = {ours: theirs.get(f"{module}.weight") for ours, module in family.tables.items()}
     words = found["embed.embed.W_E"]
     assert words is not None

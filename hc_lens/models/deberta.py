@@ -74,6 +74,7 @@ def _shape(model: Any, config: Any) -> None:
         first = ConvolvedBlock(cfg)
         first.conv = Convolution(cfg, size, getattr(config, "conv_groups", 1), act)
         model.blocks[0] = first
+    model.pooler.says = config.pooler_hidden_act
     for block in model.blocks:
         block.attn = _attention(cfg, config, getattr(model.embed, "relative", None))
 
@@ -82,21 +83,24 @@ def _attention(cfg: Any, config: Any, table: Any) -> nn.Module:
     from hc_lens.models.encoder_blocks import EncoderAttention, MakeDisentangled
 
     terms = _terms(config) if config.relative_attention else ()
+    attention = EncoderAttention(cfg, pads_see_all=True)
+    attention.says = f"{cfg.attn_scale}"
     if not terms:
-        return EncoderAttention(cfg, pads_see_all=True)
+        return attention
     shared = getattr(config, "share_att_key", False)
     end = "" if shared else "_pos"
-    names = {term: (f"W_{kind}{end}", f"b_{kind}{end}") for term, kind in zip(TERMS, "KQ", strict=True)}
+    names = {
+        term: (f"W_{kind}{end}", f"b_{kind}{end}") for term, kind in zip(TERMS, "KQ", strict=True)
+    }
     numbers = getattr(config, "position_buckets", -1), _farthest(config)
-    make = MakeDisentangled(
+    attention.make_bias = MakeDisentangled(
         table=table,
         place=partial(_place, buckets=numbers[0], farthest=numbers[1]),
         scale=cfg.attn_scale,
         keys=names["c2p"] if "c2p" in terms else None,
         queries=names["p2c"] if "p2c" in terms else None,
     )
-    attention = EncoderAttention(cfg, pads_see_all=True, make_bias=make)
-    attention.says = f"{terms} {shared} {numbers}"
+    attention.says += f" {terms} {shared} {numbers}"
     for weight, bias in () if shared else (names[term] for term in terms):
         for name, like in ((weight, attention.W_Q), (bias, attention.b_Q)):
             setattr(attention, name, nn.Parameter(torch.empty_like(like)))

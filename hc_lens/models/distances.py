@@ -107,7 +107,7 @@ class Disentangled:
         return torch.einsum("rphe,hrpe->rhp", k, table[:, columns])[:, :, None]
 
     def _table(self, name: str, k: PerHead) -> Table | None:
-        """The rows of each offset from ``1 - L`` to ``L``, of j - i for keys, of i - j for queries."""
+        """Rows of the offsets from ``1 - L`` to ``L``: of j - i for keys, of i - j for queries."""
         project = self.keys if name == "keys" else self.queries
         if project is None:
             return None

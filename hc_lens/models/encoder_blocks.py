@@ -3,7 +3,8 @@
 1. `EncoderAttention` is TransformerLens's attention with a bias of its scores
    (`hc_lens.models.distances`), rotary positions or a local window. What it adds is the same
    function that the kernels of `hc_lens.blocks` take.
-2. `PreNormBlock` is BERT's block with its norms in front: ``m = x + attn(ln1(x)); m + mlp(ln2(m))``.
+2. `PreNormBlock` is BERT's block with its norms in front of what they norm:
+   ``m = x + attn(ln1(x)); m + mlp(ln2(m))``.
 3. `ConvolvedBlock` is BERT's block with a convolution of its input behind it (DeBERTa-v2).
 All keep TransformerLens's hook names.
 """
