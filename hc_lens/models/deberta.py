@@ -138,5 +138,6 @@ FAMILY = EncoderFamily(
         "pooler_hidden_act": tuple(ACT2FN),
         "z_steps": (0, 1),
     },
+    exact="logits, patterns, scans; composition without a convolution",
     bridged=False,
 )

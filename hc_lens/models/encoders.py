@@ -90,6 +90,8 @@ class EncoderFamily:
     """Gives a HookedEncoder of BERT's shape the blocks, norms and pooler of the family."""
     known: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Entries of the configuration that change what is computed, and their values that we know."""
+    exact: str = "logits, patterns, scans, composition"
+    """What is computed as Hugging Face does, for users who ask."""
     bridged: bool = True
     """Whether TransformerLens 4 has what a bridge of the family needs."""
 
