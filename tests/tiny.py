@@ -40,6 +40,14 @@ DEBERTA = {
     "position_buckets": 4,
     "pad_token_id": 0,
 }
+DEBERTA_V1 = {
+    **SIZES,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "max_relative_positions": 6,
+    "pad_token_id": 0,
+}
 MODERN = {
     **SIZES,
     "num_hidden_layers": 3,
@@ -64,6 +72,7 @@ ALL = {
         hf.ElectraForSequenceClassification,
         {**SIZES, "embedding_size": 16},
     ),
+    "deberta": (hf.DebertaConfig, hf.DebertaForSequenceClassification, DEBERTA_V1),
     "deberta-v3": (
         hf.DebertaV2Config,
         hf.DebertaV2ForSequenceClassification,
@@ -101,7 +110,7 @@ ALL = {
     "qwen2": (hf.Qwen2Config, hf.Qwen2ForSequenceClassification, GROUPED),
     "qwen3": (hf.Qwen3Config, hf.Qwen3ForSequenceClassification, {**GROUPED, "head_dim": 8}),
 }
-NEWER = ("deberta-v3", "deberta-v2", "modernbert", "modernbert-mean", "albert", "mpnet")
+NEWER = ("deberta", "deberta-v3", "deberta-v2", "modernbert", "modernbert-mean", "albert", "mpnet")
 """Encoders that TransformerLens 4 has no bridge for."""
 FAMILIES = {name: family for name, family in ALL.items() if not (BRIDGES and name in NEWER)}
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "electra-small", *NEWER)

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from transformers.models.modernbert import modeling_modernbert
 
 import hc_lens as hc
 from hc_lens.errors import HcLensError
@@ -16,11 +15,16 @@ from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers
 from tests import tiny
 from tests.batches import random_batches
-from tests.hc_lens.models.test_parity import turned
+from tests.hc_lens.models.test_parity import expected_logits
 from tests.hc_lens.pairs import brute_force
 from tests.lens import BRIDGES, bridges_only, hooked_only
 
 VARIANTS = {
+    "the first version": ("deberta", {}),
+    "the first version with absolute positions": (
+        "deberta",
+        {"position_biased_input": True, "type_vocab_size": 2, "pos_att_type": "p2c"},
+    ),
     "shared keys, log buckets, no absolute positions": ("deberta-v3", {}),
     "no buckets": ("deberta-v3", {"position_buckets": -1, "max_relative_positions": 5}),
     "weights of their own, absolute positions": ("deberta-v2", {"type_vocab_size": 2}),
@@ -69,20 +73,16 @@ def inputs_of(original, side: str, token_types: bool = False) -> dict[str, torch
 @variants
 @sides
 def test_logits_equal_hugging_face(variant: str, side: str, monkeypatch):
-    monkeypatch.setattr(modeling_modernbert, "apply_rotary_pos_emb", turned)
     for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
         original = original_of(variant, dtype)
         inputs = inputs_of(original, side)
-        with torch.no_grad():
-            expected = original(**inputs).logits
-        assert expected.abs().max() > 0.1
+        expected = expected_logits(original, inputs, monkeypatch)
         assert (hc.load(original, dtype=dtype)(**inputs) - expected).abs().max() < bound
 
 
 @hooked_only
 @variants
-def test_patterns_equal_what_hugging_face_gives_out(variant: str, monkeypatch):
-    monkeypatch.setattr(modeling_modernbert, "apply_rotary_pos_emb", turned)
+def test_patterns_equal_what_hugging_face_gives_out(variant: str):
     original = original_of(variant, torch.float32)
     model, inputs = hc.load(original), inputs_of(original, "right")
     original.set_attn_implementation("eager")
@@ -230,6 +230,8 @@ def test_what_weights_do_not_say_is_in_the_fingerprint(family: str, changes: dic
         ("deberta-v3", {"pos_att_type": ["p2p"]}, r"with pos_att_type among .*got \['p2p'\]"),
         ("deberta-v3", {"norm_rel_ebd": "batch_norm"}, "with norm_rel_ebd among"),
         ("deberta-v3", {"z_steps": 3}, "with z_steps among .*got 3"),
+        ("deberta", {"talking_head": True}, "with talking_head among"),
+        ("deberta", {"share_att_key": True}, "with share_att_key among"),
         ("modernbert", {"mlp_bias": True}, "with mlp_bias among"),
         ("modernbert", {"sparse_prediction": True}, "with sparse_prediction among"),
         ("modernbert", {"classifier_pooling": "max"}, "with classifier_pooling among"),
