@@ -50,6 +50,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "sentencepiece.bpe.model",
     "spiece.model",
+    "spm.model",
 )
 
 
