@@ -71,14 +71,14 @@ class EncoderAttention(Attention):
         bias = self.bias(dict(self.named_parameters(recurse=False)), False)
         return scores if bias is None else scores + bias(q, k, None)
 
-    def apply_rotary(
+    def apply_rotary(  # type: ignore[override]
         self, x: Float[Tensor, "batch pos head d_head"], *_: Any
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Positions count from the first one, whatever the mask."""
         assert self.rotary is not None
         return self.rotary(x)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         query_input: Tensor,
         key_input: Tensor,

@@ -24,7 +24,7 @@ each_family = pytest.mark.parametrize(
 )
 
 
-def loaded(family: str, **changes):
+def loaded(family: str, **changes) -> Any:
     original = tiny.tiny_hf(family, **changes)
     return hc.load(original, dtype=torch.float64, tokenizer=tiny.tokenizer_for(family))
 

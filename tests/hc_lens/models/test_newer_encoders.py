@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 sides = pytest.mark.parametrize("side", ["right", "left"])
 
 
-def original_of(variant: str, dtype: torch.dtype = torch.float64):
+def original_of(variant: str, dtype: torch.dtype = torch.float64) -> Any:
     family, changes = VARIANTS[variant]
     return tiny.tiny_hf(family, **changes).to(dtype)
 
@@ -127,7 +128,7 @@ def test_scans_and_masked_runs_by_kernels_are_those_of_hooks(variant: str, side:
 @hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "modernbert-mean"])
 def test_a_scan_with_hooks_of_the_user_runs_the_models_own_blocks(family: str):
-    model = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
+    model: Any = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
     batches = random_batches(model, lengths=((14, 9, 2),))
     means = hc.collect_means(model, batches, progress=False)
     sets = [[], [hc.Unit(0, 1)], [hc.Unit(1)]]
@@ -144,7 +145,7 @@ def test_a_scan_with_hooks_of_the_user_runs_the_models_own_blocks(family: str):
 @pytest.mark.parametrize("family", ["deberta-v3", "deberta-v2"])
 def test_token_types_count_as_in_hugging_face(family: str):
     types = 2 if family == "deberta-v2" else 0
-    original = tiny.tiny_hf(family, type_vocab_size=types).double()
+    original: Any = tiny.tiny_hf(family, type_vocab_size=types).double()
     inputs = inputs_of(original, "right", token_types=True)
     with torch.no_grad():
         expected = original(**inputs).logits
@@ -181,7 +182,7 @@ def test_layers_of_albert_share_their_weights_and_not_their_units():
 @hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "mpnet"])
 def test_a_copy_of_a_model_has_a_table_of_distances_of_its_own(family: str):
-    model = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
+    model: Any = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
     batch, other = random_batches(model)[0], copy.deepcopy(model)
     before = model(**batch.inputs)
     assert model.fingerprint == other.fingerprint
@@ -242,16 +243,16 @@ def test_what_weights_do_not_say_is_in_the_fingerprint(family: str, changes: dic
 )
 @hooked_only
 def test_a_configuration_that_is_not_computed_is_refused_by_name(family, changes, message):
-    original = tiny.tiny_hf(family)
+    original: Any = tiny.tiny_hf(family)
     for name, value in changes.items():
-        original.config.__dict__[name] = value
+        vars(original.config)[name] = value
     with pytest.raises(HcLensError, match=message):
         hc.load(original)
 
 
 @hooked_only
 def test_other_layers_and_rotary_positions_of_modernbert_are_refused():
-    original = tiny.tiny_hf("modernbert")
+    original: Any = tiny.tiny_hf("modernbert")
     original.config.rope_parameters["full_attention"]["rope_type"] = "yarn"
     with pytest.raises(HcLensError, match=r"with rope_type among .*got 'yarn'"):
         hc.load(original)
@@ -263,14 +264,14 @@ def test_other_layers_and_rotary_positions_of_modernbert_are_refused():
 
 @hooked_only
 def test_a_model_that_was_set_to_run_its_last_layer_again_is_refused():
-    original = tiny.tiny_hf("deberta-v3")
+    original: Any = tiny.tiny_hf("deberta-v3")
     original.deberta.z_steps = 3
     with pytest.raises(HcLensError, match="z_steps"):
         hc.load(original)
 
 
 def test_several_labels_at_once_are_refused():
-    original = tiny.tiny_hf("bert")
+    original: Any = tiny.tiny_hf("bert")
     original.config.problem_type = "multi_label_classification"
     with pytest.raises(HcLensError, match="expected a classifier of which one label is right"):
         hc.load(original)
