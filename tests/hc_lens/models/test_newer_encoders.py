@@ -142,6 +142,18 @@ def test_a_scan_with_hooks_of_the_user_runs_the_models_own_blocks(family: str):
 
 
 @hooked_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert-mean", "mpnet"])
+def test_half_precision_is_scanned(family: str, dtype: torch.dtype):
+    exact, model = (hc.load(tiny.tiny_hf(family), dtype=kind) for kind in (torch.float32, dtype))
+    batch, sets = random_batches(model, lengths=((14, 9, 2),))[0], [[], [hc.Unit(0, 1)]]
+    logits = SuffixEngine(model, sets, hc.Zero(), 10**9).logits(batch)
+    assert logits.dtype == dtype
+    expected = SuffixEngine(exact, sets, hc.Zero(), 10**9).logits(batch)
+    assert (logits.float() - expected).abs().max() < (0.02 if dtype == torch.float16 else 0.15)
+
+
+@hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "deberta-v2"])
 def test_token_types_count_as_in_hugging_face(family: str):
     types = 2 if family == "deberta-v2" else 0
@@ -231,6 +243,7 @@ def test_what_weights_do_not_say_is_in_the_fingerprint(family: str, changes: dic
         ("deberta-v3", {"pos_att_type": ["p2p"]}, r"with pos_att_type among .*got \['p2p'\]"),
         ("deberta-v3", {"norm_rel_ebd": "batch_norm"}, "with norm_rel_ebd among"),
         ("deberta-v3", {"z_steps": 3}, "with z_steps among .*got 3"),
+        ("deberta-v2", {"conv_kernel_size": 3, "num_hidden_layers": 1}, "with a convolution as a"),
         ("deberta", {"talking_head": True}, "with talking_head among"),
         ("deberta", {"share_att_key": True}, "with share_att_key among"),
         ("modernbert", {"mlp_bias": True}, "with mlp_bias among"),
