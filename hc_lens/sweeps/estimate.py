@@ -20,7 +20,8 @@ from hc_lens.data.batches import Batches
 from hc_lens.masks.replacements import Zero
 from hc_lens.protocols import Model
 from hc_lens.pruning.config import PathConfig, PruneConfig
-from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import GateTraining, frozen
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import cores
