@@ -72,7 +72,7 @@ class Shelf:
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            self._file = tempfile.TemporaryFile()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the shelf)
             weakref.finalize(self, self._file.close)
         return self._file
 
