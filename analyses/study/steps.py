@@ -64,7 +64,7 @@ from hc_lens.sweeps.estimate import expected
 
 KIND = "study"
 """The kind of work that a run folder holds."""
-METHOD = 5
+METHOD = 6
 """Goes up when a step computes something else than before."""
 REPORT = "report"
 """The last step."""

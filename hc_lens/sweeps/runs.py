@@ -51,7 +51,7 @@ ABOUT, EVALUATION, MEANS = "about.json", "evaluation.csv", "means.safetensors"
 STATE = "state.safetensors"
 """Files of the records; `STATE` is what a path goes on from."""
 TABLE, FULL_TABLE = "runs.parquet", "full.parquet"
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 """Raised whenever means, pruning or evaluation give other numbers, or more, for the same input."""
 SCORES = ["dataset", "case", "side", "n", "accuracy", "low", "high"]
 MEASURES = [*SCORES, "kl", "agreement"]
