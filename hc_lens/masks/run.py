@@ -108,6 +108,7 @@ class MaskedRun:
         for layer in range(self._first, len(view.blocks)):
             block, narrow = view.blocks[layer], layer == last and constant
             if layer > self._first:
+                resid = block.begin(resid, context)
                 z = _attend(block, resid, context, narrow)
             elif narrow:
                 z = context.at_reads(z)
@@ -122,7 +123,9 @@ class MaskedRun:
             resid, context = view.start(batch)
             for block in view.blocks[: self._first]:
                 resid = block(resid, context)
-            begun = Begun(resid, _attend(view.blocks[self._first], resid, context), context)
+            block = view.blocks[self._first]
+            resid = block.begin(resid, context)
+            begun = Begun(resid, _attend(block, resid, context), context)
         if begun.nbytes <= self._room:
             self._kept[key] = begun
             self._room -= begun.nbytes

@@ -2,8 +2,9 @@
 
 1. TransformerLens 4 puts a TransformerBridge around a Hugging Face model. An adapter says which of
    the model's modules is which component; TransformerLens has none for classifiers of text.
-2. An encoder's adapter is made from its family's table (`hc_lens.models.families`): blocks, then
-   ``pooler`` (the dense layer in front of the classifier) and ``unembed`` (the classifier).
+2. An encoder's adapter is made from its family's table (`hc_lens.models.families`), unless the
+   table says that no component knows its blocks: the blocks, then ``pooler`` (the dense layer in
+   front of the classifier) and ``unembed`` (the classifier).
 3. A decoder's adapter is TransformerLens's own for the language model, with the matrix ``score`` as
    ``unembed``.
 4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a
@@ -174,7 +175,7 @@ def _adapters() -> dict[str, type[ClassifierAdapter]]:
     """The adapters of every family: its classifiers, and masked language models without one."""
     found: dict[str, type[ClassifierAdapter]] = {}
     for kind, family in ENCODERS.items():
-        for name in (CLASSIFIERS[kind], MASKED.get(kind)):
+        for name in (CLASSIFIERS[kind], MASKED.get(kind)) if family.bridged else ():
             if name is not None and name not in SUPPORTED_ARCHITECTURES:
                 found[name] = encoder_adapter(family, getattr(hf, name))
     for kind, language_model in ARCHITECTURES.items():

@@ -96,7 +96,11 @@ class BridgeParts(Parts):
         """Up to the first component behind the blocks."""
         return _stream(self._reach(inputs, self._first_behind())[-1])
 
-    def head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
+    def head(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch *out"]:
         """With the components behind the blocks."""
         return self.unembed(resid if is_encoder(self.model) else self.model.ln_final(resid))
 
@@ -106,8 +110,8 @@ class BridgeParts(Parts):
         if not is_encoder(model):
             return model.unembed(normed)
         if self.is_classifier:
-            return model.unembed(self._family.activation()(model.pooler(normed[:, 0])))
-        act = ACT2FN[self._family.masked_act_fn(model.original_model.config)]
+            return model.unembed(self._family.activation(self._config)(model.pooler(normed[:, 0])))
+        act = ACT2FN[self._family.masked_act_fn(self._config)]
         return model.unembed(model.ln_final(act(model.mlm_head(normed))))
 
     def last_matrix(self) -> Float[Tensor, "d_model _"]:
@@ -116,8 +120,12 @@ class BridgeParts(Parts):
         return first.original_component.weight.detach().T
 
     @property
+    def _config(self) -> Any:
+        return self.model.original_model.config
+
+    @property
     def _family(self) -> Any:
-        return ENCODERS[self.model.original_model.config.model_type]
+        return ENCODERS[self._config.model_type]
 
     @property
     def _pad(self) -> int | None:

@@ -31,6 +31,7 @@ from hc_lens.models.adapters import ADAPTERS, EncoderAdapter, encoder_adapter, r
 from hc_lens.models.encoders import EncoderFamily
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode, is_encoder
+from hc_lens.models.installed import only_before_bridges
 from hc_lens.models.parts import last_real
 from hc_lens.protocols import Model
 
@@ -166,6 +167,9 @@ def convert(
     hf_model: Any, family: EncoderFamily | str, *, device: str | None, dtype: torch.dtype
 ) -> HookedModel:
     """A bridge around a copy of a Hugging Face model; the family of a decoder is a name."""
+    if isinstance(family, EncoderFamily) and not family.bridged:
+        kind = hf_model.config.model_type
+        only_before_bridges(f"a {kind} checkpoint, whose blocks no component of a bridge knows")
     hf_model = copy.deepcopy(hf_model).eval()
     device = get_device() if device is None else device
     for parameter in hf_model.parameters():

@@ -77,8 +77,8 @@ def _set_by_hand(model: Model) -> list[object]:
         found += [
             [name, key, str(own[key])] for key in usual if own.get(key, usual[key]) != usual[key]
         ]
-        if "scaling" in own:
-            found.append([name, "scaling", own["scaling"]])
+        # `says`: of a module of `hc_lens.models.encoder_blocks`.
+        found += [[name, key, own[key]] for key in ("scaling", "says") if key in own]
         if "act_fn" in own and own["act_fn"] is not known:
             found.append([name, "act_fn", plain_value(own["act_fn"])])
     return found

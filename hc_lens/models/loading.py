@@ -50,6 +50,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "sentencepiece.bpe.model",
     "spiece.model",
+    "spm.model",
 )
 
 
@@ -72,8 +73,9 @@ def load(
             placeholders such as ``LABEL_0``; they may not contradict its own.
 
     Returns:
-        An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
-        `DecoderClassifier` (a HookedTransformer) for decoders; a `DecoderLanguageModel` (a
+        An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT, ELECTRA, DeBERTa-v2
+        and v3, ModernBERT, ALBERT and MPNet; a `DecoderClassifier` (a HookedTransformer) for
+        decoders; a `DecoderLanguageModel` (a
         HookedTransformer) for a causal language model; an `EncoderLanguageModel` (a HookedEncoder)
         for a masked language model of BERT or RoBERTa. Each carries `tokenizer`, `labels` (empty
         for a language model) and `fingerprint`.
@@ -126,6 +128,11 @@ def _check_kind(config: Any, architecture: str) -> None:
             "expected a sequence classifier (...ForSequenceClassification), a causal language "
             f"model or one of the masked language models {sorted(MASKED.values())}, got "
             f"{architecture}; fine-tune it with a classification head first"
+        )
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise HcLensError(
+            "expected a classifier of which one label is right, got one for several at once "
+            "(problem_type='multi_label_classification'); load a checkpoint trained for one label"
         )
     if config.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
         raise HcLensError(
