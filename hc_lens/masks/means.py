@@ -101,7 +101,8 @@ class Means(Source):
         missing = [name for name in hook_points(space) if name not in self.at_token]
         if missing:
             raise HcLensError(
-                f"expected a mean for every unit, missing {missing[:3]} (of {len(missing)}); {AGAIN}"
+                f"expected a mean for every unit, missing {missing[:3]} (of {len(missing)}); "
+                f"{AGAIN}"
             )
         own = fingerprint(model)
         check_version("means", self.model, own, AGAIN)

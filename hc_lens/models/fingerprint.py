@@ -5,9 +5,10 @@
 3. Hash every parameter under its name: dtype, shape, bytes.
 4. Hash what is set on a module and is not what the configuration says: the scale of attention
    scores, a norm's epsilon, an activation function (by its name).
-The digest keys means, subnetworks and runs to the model they came from. A TransformerBridge has
-other weights under other names than a HookedEncoder or HookedTransformer of the same checkpoint, and
-so another digest. It ends in a mark, so that `check_version` can tell this from another checkpoint.
+The digest keys means, subnetworks and runs to the model they came from. The weights of a
+TransformerBridge have other names and shapes than those of a HookedEncoder or HookedTransformer of
+the same checkpoint, so its digest is another. It ends in a mark, by which `check_version` tells
+this from another checkpoint.
 
 Every call reads all of
 this: an edit through ``.data`` or NumPy leaves no other trace. A fast checksum of the content tells
