@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from einops import rearrange
@@ -219,6 +219,9 @@ class Heads:
     def expanded(self, groups: Tensor, dim: int) -> Tensor:
         """What belongs to groups of heads along a dimension, for every head."""
         return groups if self.shared == 1 else groups.repeat_interleave(self.shared, dim=dim)
+
+
+Weights = TypeVar("Weights", Heads, Mlp)
 
 
 @dataclass(frozen=True)
@@ -428,6 +431,18 @@ class Block:
             near = near & (keys <= queries if heads.causal else keys < queries + heads.window)
             allowed = near if allowed is None else allowed & near
         return None if allowed is None else repeated(allowed, len(x))
+
+
+def in_precision(block: Block, dtype: torch.dtype) -> Block:
+    """The block with its matrices in another precision; norms and biases stay as they are."""
+    mlp = _matrices_in(block.mlp, dtype) if isinstance(block.mlp, Mlp) else block.mlp
+    return replace(block, heads=_matrices_in(block.heads, dtype), mlp=mlp)
+
+
+def _matrices_in(weights: Weights, dtype: torch.dtype) -> Weights:
+    matrices = {name: value.to(dtype) for name, value in vars(weights).items()
+                if name.startswith("W_") and value is not None}  # fmt: skip
+    return replace(weights, **matrices)
 
 
 def forward_mode() -> AbstractContextManager[object]:

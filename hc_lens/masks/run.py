@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hc_lens.blocks import Block, Context, PerHead, Resid, forward_mode
+from hc_lens.blocks import Block, Context, PerHead, Resid, forward_mode, in_precision
 from hc_lens.masks.ablate import Mask, mask_edits
 from hc_lens.masks.finite import check_finite, is_finite
 from hc_lens.masks.hooks import Edit, Handle, has_user_hooks, mlp_name, z_name
@@ -69,6 +69,10 @@ class MaskedRun:
         self.space, self.readout = UnitSpace.of(model), Readout(model)
         fused = can_fuse(model) and not has_user_hooks(model)
         self.view = ModelView(model) if fused else None
+        if self.view is not None and bfloat16:
+            # Autocast would convert frozen weights anew at every use.
+            blocks = self.view.blocks
+            self.view.blocks = [in_precision(block, torch.bfloat16) for block in blocks]
         self._first, self._room = first or 0, 0 if first is None else KEPT_BYTES
         self._kept: dict[tuple[int, ...], Begun] = {}
 

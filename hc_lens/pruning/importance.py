@@ -24,8 +24,8 @@ from hc_lens.masks.hooks import Handle, hooked_units
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import Metric, held_losses
 from hc_lens.protocols import BatchesLike, Model, check_batch
-from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.losses import CROSS_ENTROPY, first_order_loss
+from hc_lens.pruning.teacher import Teacher
 
 
 def importance(
