@@ -16,6 +16,7 @@ from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers
 from tests import tiny
 from tests.batches import random_batches
+from tests.hc_lens.masks.test_run import by_hooks, gradient, soft_masks
 from tests.hc_lens.models.test_parity import expected_logits
 from tests.hc_lens.pairs import brute_force
 from tests.lens import BRIDGES, bridges_only, hooked_only
@@ -123,6 +124,34 @@ def test_scans_and_masked_runs_by_kernels_are_those_of_hooks(variant: str, side:
             expected = model(**batch.inputs)
         held = masked.readout.logits(masked.held(batch, mask))
         assert (held - expected).abs().max() < 1e-11
+
+
+@hooked_only
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert", "modernbert-mean", "mpnet"])
+def test_gradients_of_masks_are_those_of_hooks_also_where_a_pad_sees_nothing(family, bfloat16):
+    model = hc.load(tiny.tiny_hf(family))
+    (batch,) = random_batches(model, lengths=((14, 9, 2),))
+    means = hc.collect_means(model, [batch], progress=False)
+    mask = soft_masks(model, batch).float().detach().requires_grad_()
+    found = gradient(MaskedRun(model, means, first=0, bfloat16=bfloat16).held(batch, mask), mask)
+    expected = gradient(by_hooks(model, batch, mask, means), mask)
+    assert expected.isfinite().all()
+    assert (found - expected).abs().max() < (0.1 if bfloat16 else 1e-5)
+
+
+@hooked_only
+def test_results_of_heads_add_up_to_what_they_write():
+    model = hc.load(tiny.tiny_hf("deberta-v3"), dtype=torch.float64)
+    (batch,) = random_batches(model, lengths=((9, 5),))
+    _, plain = model.run_with_cache(**batch.inputs)
+    model.cfg.use_attn_result = True
+    _, split = model.run_with_cache(**batch.inputs)
+    at = "blocks.1.attn.hook_result"
+    assert split[at].shape == (2, 9, 4, 32)
+    whole = split[at].sum(2) + model.blocks[1].attn.b_O
+    torch.testing.assert_close(whole, plain["blocks.1.hook_attn_out"])
+    torch.testing.assert_close(split["blocks.1.hook_attn_out"], plain["blocks.1.hook_attn_out"])
 
 
 @hooked_only
