@@ -21,8 +21,8 @@
    reason. With `sets` it is shared out over these too.
 5. A row as extreme as the most extreme that was seen may hide among the others. So `HIDDEN` rows of
    that size are added to the squares: with the spread s and the largest deviation R the half width
-   is ``t sqrt((s^2 + HIDDEN R^2 / n) / n)``. For a sample without any spread this is the rule of
-   three, ``log(2 / error) R / n``; the form is that of an empirical Bernstein bound (Maurer and
+   is ``t sqrt((s^2 + HIDDEN R^2 / n) / n)``. For a sample without any spread this is about the rule
+   of three, ``log(2 / error) R / n`` at an error of 1%; the form is that of an empirical Bernstein bound (Maurer and
    Pontil 2009) with a range that is seen, as that of a log-odds is not known.
 """
 
@@ -37,7 +37,7 @@ from scipy.stats import t as student
 
 FOLDS = 5
 """Parts of the sample; each is corrected with what the others say."""
-HIDDEN = 4
+HIDDEN = 5
 """Rows as extreme as the most extreme one that may hide among those that were not drawn."""
 
 Sample = Float[np.ndarray, "rows sets"]

@@ -26,9 +26,9 @@ from hc_lens.metrics import ACCURACY, AGREEMENT, FULL, KL, LOGIT, OF_LABELLED
 from hc_lens.scans.intervals import Looks
 from hc_lens.scans.sampler import Population, Sampler
 
-PILOT = 48
+PILOT = 32
 """Rows that are drawn before the first look."""
-LOOKS = 4
+LOOKS = 5
 """Most looks at an interval."""
 MARGIN = 1.1
 """More rows than the spread says, as it is itself an estimate."""
@@ -56,6 +56,8 @@ class Precision:
     """Whether all intervals of the scan hold together with this probability."""
     of: str = LOGIT
     """The metric whose change is to be precise."""
+    by_case: bool = True
+    """Whether each case has its own estimates; otherwise one for all rows of a dataset."""
     seed: int = 0
     """Which rows are drawn."""
 
@@ -68,8 +70,8 @@ class Precision:
 
 def check_between(what: str, given: object, most: float, example: str) -> None:
     """Refuse anything but a number between 0 and `most`, both excluded."""
-    number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not number or not 0 < given < most:
+    number = float(given) if isinstance(given, (int, float)) else 0.0
+    if isinstance(given, bool) or not 0 < number < most:
         above = "above 0" if most == inf else f"between 0 and {most}"
         raise HcLensError(
             f"expected {what} as a number {above}, {example}, got {given!r}; correct it"
@@ -93,7 +95,8 @@ class Measured:
 def measure_precisely(samplers: Mapping[str, Sampler], settings: Precision) -> Iterator[Measured]:
     """Measure every set in every case of every dataset as precisely as was asked."""
     found = {
-        name: sampler.populations(f"{settings.seed} {name}") for name, sampler in samplers.items()
+        name: sampler.populations(f"{settings.seed} {name}", settings.by_case)
+        for name, sampler in samplers.items()
     }
     _say_whole([each for populations in found.values() for each in populations])
     cases = sum(map(len, found.values()))
@@ -106,7 +109,7 @@ def measure_precisely(samplers: Mapping[str, Sampler], settings: Precision) -> I
 
 def _say_whole(populations: Sequence[Population]) -> None:
     """Warn of cases that are too small to draw from."""
-    whole = [each.name or "all rows" for each in populations if first_goal(each) == each.total]
+    whole = [each.name for each in populations if first_goal(each) == each.total]
     if whole:
         more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
         warn(

@@ -35,8 +35,10 @@ from hc_lens.scans.target import Target, check_labelled
 
 TOKENS = 4096
 """About so many tokens in a batch of rows that were drawn."""
-STAND_OUT = 0.02
+STAND_OUT = 0.0125
 """Share of the rows that are measured for certain."""
+EVERY = "all"
+"""The name of a population of the rows of all cases."""
 AT_ONCE = 256
 """Sets whose intervals are computed together, which bounds the memory that they take."""
 
@@ -159,10 +161,10 @@ class Sampler:
             rows = rows[np.array(self.batches.column("label")) >= 0]
             check_labelled(self.target.name, len(rows))
         learned = self._learn(rows)
-        names = sorted(set(self._cases[rows])) if by_case else [""]
+        cases = self._cases[rows] if by_case else np.full(len(rows), EVERY, dtype=object)
         found = []
-        for name in names:
-            at = np.flatnonzero(self._cases[rows] == name) if by_case else np.arange(len(rows))
+        for name in sorted(set(cases)):
+            at = np.flatnonzero(cases == name)
             of_case = learned.of(at)
             text = f"{seed} {name}"
             found.append(Population(name, rows[at], of_case, self.runs.n_sets, text))

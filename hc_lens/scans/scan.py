@@ -101,6 +101,9 @@ class PreciseOptions(ScanOptions, total=False):
     precision_of: str
     """The metric that is to be precise: ``"logit"`` by default, ``"kl"``, ``"accuracy"``,
     ``"agreement"`` or one of `metrics`."""
+    by_case: bool
+    """Whether each case has its own estimates (the default), or a dataset one for all its rows, as
+    the case ``"all"``."""
     seed: int
     """Which rows are drawn; 0 by default."""
 
@@ -190,7 +193,7 @@ def scan(
         sets: the sets to ablate, each a list of units or a label such as ``"L2.H5+L3.H7"``; by
             default every unit alone. ``hc.pairs(units)`` gives some units and all their pairs.
         options: `PreciseOptions`: metrics, limit, memory, store, progress, and precision,
-            confidence, simultaneous, precision_of, seed.
+            confidence, simultaneous, precision_of, by_case, seed.
     """
     exact, settings = _without_precision(options)
     run = ScanJob(model, datasets, means, sets, **exact)

@@ -95,7 +95,7 @@ def target(
     if metric in _STEPS:
         return _STEPS[metric]
     smooth: Metric | str | None = metric
-    if callable(metric) and not _has_gradient(metric, batches, readout):
+    if not isinstance(metric, str) and not _has_gradient(metric, batches, readout):
         warn(
             f"expected a metric with a derivative, to foresee effects with, got {of!r} without "
             "one: it is measured without first-order control variates, on more rows; compute it "

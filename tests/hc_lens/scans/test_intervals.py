@@ -34,9 +34,10 @@ def test_looks_and_sets_share_the_error_evenly():
 
 
 def test_without_any_spread_the_width_is_that_of_the_rule_of_three():
-    # 300 rows that are all alike leave a share of at most log(2 / 0.05) / 300 = 0.0123 unseen.
-    found = Looks(0.95, most=1).half_width(np.zeros(1), np.ones(1), n=300, total=10**9)
-    assert found == pytest.approx(np.log(2 / 0.05) / 300, rel=0.07)
+    # 5% over 5 looks is 1%. At that error 300 rows that are all alike may leave a share of
+    # log(2 / 0.01) / 300 = 0.0177 that is unlike them.
+    found = Looks(0.95, most=5).half_width(np.zeros(1), np.ones(1), n=300, total=10**9)
+    assert np.log(2 / 0.01) / 300 < found < 1.1 * np.log(2 / 0.01) / 300
 
 
 @pytest.mark.parametrize(("spread", "largest"), [(2.0, 0.0), (2.0, 9.0), (0.0, 9.0)])

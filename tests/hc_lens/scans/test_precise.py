@@ -109,6 +109,15 @@ def test_intervals_that_are_to_hold_together_take_more_rows(bert):
     assert together["n"].sum() > alone["n"].sum()
 
 
+def test_a_dataset_can_have_one_estimate_for_all_its_rows(bert):
+    rows = quiet(scan_rows, *bert, SETS)
+    expected = (rows.logit[1:] - rows.logit[:1]).mean(1)
+    table = quiet(scan, *bert, SETS, precision=0.01, by_case=False)
+    assert list(table["case"].unique()) == ["all"]
+    assert (np.abs(table["logit_change"][1:] - expected) <= 0.01).all()
+    assert (table["n"][1:] < ROWS).all()
+
+
 def test_control_variates_save_rows(bert, monkeypatch):
     with_them = quiet(scan, *bert, SETS, precision=0.01)
     monkeypatch.setattr(intervals, "controlled", lambda effects, known, certain: effects)
