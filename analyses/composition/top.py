@@ -23,6 +23,7 @@ from hc_lens.analyses.composition.config import Norms
 from hc_lens.analyses.composition.engine import PathEngine
 from hc_lens.analyses.composition.exact import edge_keys
 from hc_lens.analyses.composition.gradient import LeafPass
+from hc_lens.analyses.composition.passes import How
 from hc_lens.analyses.composition.receivers import (
     Heard,
     Receiver,
@@ -107,7 +108,7 @@ class EdgeRuns:
     def __init__(self, engine: PathEngine, sender: Sender, receivers: Sequence[Receiver]):
         """Take the receivers of a sender."""
         self._engine, self._sender, self._receivers = engine, sender, receivers
-        self._how = "tangent" if engine.norms == "recomputed" else "frozen"
+        self._how: How = "tangent" if engine.norms == "recomputed" else "frozen"
         self.logits = engine.view.read_out
 
     @property

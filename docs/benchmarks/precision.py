@@ -20,12 +20,14 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import hc_lens as hc
 from hc_lens.metrics import ACCURACY, AGREEMENT, KL, LOGIT
+from hc_lens.scans import intervals, sampler
 from hc_lens.scans.precise import Precision, WholeCaseWarning, measure_precisely
 from hc_lens.scans.sampler import Learned, Sampler
 from hc_lens.scans.scan import ScanJob
@@ -180,7 +182,7 @@ def work(args: argparse.Namespace) -> None:
         show_top(args.task, sampler, 10, seeds=100)
 
 
-def prepared(args: argparse.Namespace) -> tuple[object, hc.Batches, hc.Means]:
+def prepared(args: argparse.Namespace) -> tuple[Any, hc.Batches, hc.Means]:
     """The model, the rows and the means of the training rows."""
     model = hc.load(args.model)
     train = hc.Task.named("mnli", args.train).batches(model, limit=2000, max_length=128)
@@ -219,6 +221,7 @@ def clock(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Scans to a stated precision.")
     parser.add_argument("what", choices=("coverage", "work", "time"))
+    parser.add_argument("--plain", action="store_true", help="coverage without guards for tails")
     parser.add_argument("--seeds", type=int, default=1000, help="replications of coverage")
     parser.add_argument("--model", help="a fine-tuned checkpoint")
     parser.add_argument("--task", default="mnli", choices=("mnli", "hans"))
@@ -229,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", WholeCaseWarning)
+    if args.plain:
+        intervals.HIDDEN, sampler.STAND_OUT = 0, 0.0
     if args.what == "coverage":
         coverage(args.seeds)
     else:

@@ -22,8 +22,8 @@
 5. A row as extreme as the most extreme that was seen may hide among the others. So `HIDDEN` rows of
    that size are added to the squares: with the spread s and the largest deviation R the half width
    is ``t sqrt((s^2 + HIDDEN R^2 / n) / n)``. For a sample without any spread this is about the rule
-   of three, ``log(2 / error) R / n`` at an error of 1%; the form is that of an empirical Bernstein bound (Maurer and
-   Pontil 2009) with a range that is seen, as that of a log-odds is not known.
+   of three, ``log(2 / error) R / n`` at an error of 1%. The form is that of an empirical Bernstein
+   bound (Maurer and Pontil 2009), with a range that is seen, as that of a log-odds is not known.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from hc_lens.scans.intervals import Looks
 from hc_lens.scans.precise import PILOT, check_between, first_goal
 from hc_lens.scans.sampler import Sampler
 from hc_lens.scans.scan import ScanJob, ScanOptions
+from hc_lens.units import UnitSet
 
 Sizes = Float[np.ndarray, "sets"]
 
@@ -60,11 +62,11 @@ class Largest(NamedTuple):
 
 def top(
     model: Model,
-    batches: BatchesLike,
+    batches: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     k: int = 10,
     delta: float = 0.05,
-    sets: object = None,
+    sets: Iterable[UnitSet] | None = None,
     **options: Unpack[TopOptions],
 ) -> pd.DataFrame:
     """The k sets whose ablation has the largest effect on a dataset, with probability 1 - delta.
@@ -89,9 +91,10 @@ def top(
             f"expected the batches of one dataset to rank sets on, got {len(named)}: "
             f"{', '.join(named)}; call hc.top once for each"
         )
-    by, seed = options.pop("by", LOGIT), options.pop("seed", 0)
+    by, seed = options.get("by", LOGIT), options.get("seed", 0)
     check_count("seed", seed, 0)
-    run = ScanJob(model, named, means, sets, **options)  # type: ignore[arg-type]
+    others: Any = {name: value for name, value in options.items() if name not in ("by", "seed")}
+    run = ScanJob(model, named, means, sets, **others)
     with run.bar() as bar:
         ((name, sampler),) = run.samplers(by, bar.update).items()
         found = largest(sampler, f"{seed} {name}", k, delta)

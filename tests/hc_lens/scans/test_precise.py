@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hc_lens as hc
+from hc_lens.metrics import over_cases
 from hc_lens.scans import intervals
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.precise import WholeCaseWarning
@@ -15,6 +16,7 @@ from hc_lens.scans.sampler import Sampler
 from hc_lens.scans.scan import COLUMNS, scan, scan_rows
 from hc_lens.scans.target import NoGradientWarning
 from tests.hc_lens.pairs import deep_model, pair_batches, pair_task
+from tests.language_models import save_language_model
 
 ROWS = 500
 SETS = ["L0.H0", "L2.MLP", ["L1.H1", "L3.H2"], "L3.H1"]
@@ -283,3 +285,18 @@ def test_a_causal_classifier_and_half_precision_are_scanned():
     found = quiet(scan, model, batches, means, SETS, precision=0.01)
     assert (found["low"] <= exact["logit_change"] + 1e-6).all()
     assert (exact["logit_change"] <= found["high"] + 1e-6).all()
+
+
+def test_prompts_of_a_language_model_are_drawn_with_their_answers(tmp_path):
+    model = hc.load(save_language_model(tmp_path), dtype=torch.float64)
+    prompts = hc.Prompts.named("agreement", n=600).batches(model, "validation")
+    means = hc.collect_means(model, prompts, progress=False)
+    for of, column, asked in (("logit_difference", "logit_change", 0.002), ("kl", "kl", 0.001)):
+        exact = quiet(scan, model, prompts, means)
+        settings = {"precision": asked, "precision_of": of, "by_case": False}
+        found = quiet(scan, model, prompts, means, **settings)
+        truth = over_cases(exact, ["set"], [column]).set_index("set")[column]
+        held = found.set_index("set")
+        assert (held["low"] <= truth.loc[held.index] + 1e-9).all()
+        assert (truth.loc[held.index] <= held["high"] + 1e-9).all()
+        assert (held["n"][1:] < prompts.n_rows).any()
