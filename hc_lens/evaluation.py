@@ -47,8 +47,8 @@ from hc_lens.metrics import (
 from hc_lens.models.inputs import rows_at_once
 from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
-from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 
 METRICS = (ACCURACY, KL, AGREEMENT)
 COLUMNS = (

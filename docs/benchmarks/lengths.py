@@ -32,7 +32,7 @@ from scipy.stats import t
 
 import hc_lens as hc
 from hc_lens.data.specs import ORGANISM, DataSpec, read_model
-from hc_lens.pruning.job import Teacher
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import GateTraining, frozen, ready
 from hc_lens.pruning.warm import WARM_BATCHES
 
@@ -179,8 +179,14 @@ def patience(runs: pd.DataFrame) -> pd.DataFrame:
     for wait in PATIENCES:
         stops = [stop(run, wait) for run in ours.itertuples()]
         saved = [1 - at / steps for (at, _), steps in zip(stops, ours["steps"], strict=True)]
-        lines.append({"patience": wait, "updates saved": sum(saved) / len(saved),
-                      "runs": len(stops), "other masks": sum(later for _, later in stops)})  # fmt: skip
+        lines.append(
+            {
+                "patience": wait,
+                "updates saved": sum(saved) / len(saved),
+                "runs": len(stops),
+                "other masks": sum(later for _, later in stops),
+            }
+        )
     return pd.DataFrame(lines)
 
 

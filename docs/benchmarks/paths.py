@@ -114,7 +114,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--separate-steps", type=int, default=400)
     parser.add_argument("--path-steps", type=int, default=1500)
-    parser.add_argument("--bfloat16", action="store_true", help="both ways")
     options = parser.parse_args()
     steps = dict(zip(WAYS, (options.separate_steps, options.path_steps), strict=True))
     done = pd.read_csv(options.runs) if options.runs.exists() else pd.DataFrame()

@@ -27,7 +27,7 @@ from scipy.stats import t
 
 import hc_lens as hc
 from hc_lens.organism.grammar import CASES, CONSTRUCTIONS
-from hc_lens.pruning.job import Teacher
+from hc_lens.pruning.teacher import Teacher
 
 SPARSITIES = (0.5, 0.7)
 LEARNT = 0.4

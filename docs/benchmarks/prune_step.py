@@ -21,7 +21,8 @@ import transformers
 
 import hc_lens as hc
 from hc_lens.models.inputs import mask_name
-from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import GateTraining, frozen
 
 WIDTH = 128

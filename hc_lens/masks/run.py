@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hc_lens.blocks import Block, Context, PerHead, Resid, forward_mode
+from hc_lens.blocks import Block, Context, PerHead, Resid, forward_mode, in_precision
 from hc_lens.masks.ablate import Mask, mask_edits
 from hc_lens.masks.finite import check_finite, is_finite
 from hc_lens.masks.hooks import Edit, Handle, has_user_hooks, mlp_name, z_name
@@ -69,6 +69,10 @@ class MaskedRun:
         self.space, self.readout = UnitSpace.of(model), Readout(model)
         fused = can_fuse(model) and not has_user_hooks(model)
         self.view = ModelView(model) if fused else None
+        if self.view is not None and bfloat16:
+            # Autocast would convert frozen weights anew at every use.
+            blocks = self.view.blocks
+            self.view.blocks = [in_precision(block, torch.bfloat16) for block in blocks]
         self._first, self._room = first or 0, 0 if first is None else KEPT_BYTES
         self._kept: dict[tuple[int, ...], Begun] = {}
 
@@ -104,6 +108,7 @@ class MaskedRun:
         for layer in range(self._first, len(view.blocks)):
             block, narrow = view.blocks[layer], layer == last and constant
             if layer > self._first:
+                resid = block.begin(resid, context)
                 z = _attend(block, resid, context, narrow)
             elif narrow:
                 z = context.at_reads(z)
@@ -118,7 +123,9 @@ class MaskedRun:
             resid, context = view.start(batch)
             for block in view.blocks[: self._first]:
                 resid = block(resid, context)
-            begun = Begun(resid, _attend(view.blocks[self._first], resid, context), context)
+            block = view.blocks[self._first]
+            resid = block.begin(resid, context)
+            begun = Begun(resid, _attend(block, resid, context), context)
         if begun.nbytes <= self._room:
             self._kept[key] = begun
             self._room -= begun.nbytes

@@ -1,7 +1,7 @@
 """What every pruning method gets and gives.
 
-1. `Job` holds the model, the rows, what replaces removed units and the settings; its `Teacher`
-   keeps what the full model's own logits are made of, a few numbers per row.
+1. `Job` holds the model, the rows, what replaces removed units, the settings and the full model's
+   own logits on the rows (`hc_lens.pruning.teacher`).
 2. A method is a function of a job that returns `Job.subnetwork`, or `Job.without_lowest` if it
    gives each unit a score. Either removes exactly the requested number of units.
 3. `hc_lens.pruning.train.METHODS` has them by name.
@@ -15,56 +15,25 @@ from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hc_lens.data.batches import cut
 from hc_lens.masks.ablate import Mask
-from hc_lens.masks.finite import check_finite
 from hc_lens.masks.hooks import hooked_units
 from hc_lens.masks.replacements import Source
 from hc_lens.masks.run import MaskedRun
 from hc_lens.metrics import Loss, held_losses
 from hc_lens.models.fingerprint import fingerprint
-from hc_lens.models.inputs import rows_at_once
-from hc_lens.models.reading import Readout
 from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.pruning.config import PathConfig, PruneConfig
 from hc_lens.pruning.gates import HardConcrete
 from hc_lens.pruning.losses import faithful_loss
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.units import UnitSpace
 
 Settings = TypeVar("Settings", bound=PruneConfig | PathConfig)
 """The settings of one sparsity, or of a path."""
-
-
-class Teacher:
-    """The full model's logits on batches that come again: run once and kept on the CPU.
-
-    Of a language model the stream at the read position is kept, as its vocabulary is large.
-    """
-
-    def __init__(self, model: Model):
-        self.model, self.readout = model, Readout(model)
-        self._kept: dict[tuple[int, ...], Tensor] = {}
-
-    @torch.no_grad()
-    def logits(self, batch: BatchLike) -> Float[Tensor, "batch out"]:
-        """The full model's logits on a batch."""
-        return self.readout.logits(self.held(batch))
-
-    @torch.no_grad()
-    def held(self, batch: BatchLike) -> Float[Tensor, "batch width"]:
-        """What the full model's logits on a batch are made of; a batch is known by its rows."""
-        key = tuple(batch.rows.tolist())
-        if key not in self._kept:
-            size = rows_at_once(self.model, batch.inputs)
-            held = torch.cat([self.readout.held(piece) for piece in cut(batch, size)])
-            check_finite(self.model, batch.inputs, held)
-            self._kept[key] = held.cpu()
-        return self._kept[key].to(batch.rows.device)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from hc_lens.errors import HcLensWarning, warn
 from hc_lens.masks.replacements import Source
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.pruning.config import PathConfig, n_removed
-from hc_lens.pruning.job import PruneStep, Teacher
+from hc_lens.pruning.job import PruneStep
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import GateTraining, frozen, ready
 
 

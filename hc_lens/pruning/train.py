@@ -32,8 +32,9 @@ from hc_lens.masks.replacements import Source, as_source
 from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.baselines import at_random, by_importance, greedily
 from hc_lens.pruning.config import Method, PruneConfig
-from hc_lens.pruning.job import Job, PruneStep, Settings, Teacher
+from hc_lens.pruning.job import Job, PruneStep, Settings
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.warm import WARM_BATCHES, warm_start
 
 KEPT_STEPS = 60

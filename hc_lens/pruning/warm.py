@@ -8,7 +8,8 @@
    distribution (Amari 1998, "Natural gradient works efficiently in learning"). The same holds, up
    to a factor, for the squared change of a metric with the gradient of the metric itself.
 3. The logarithms, standardised over the learnt units, move log_alpha: a unit one standard deviation
-   above the mean begins `warm_start` higher.
+   above the mean begins `warm_start` higher. A unit without any gradient counts as the least of the
+   others does.
 """
 
 from __future__ import annotations
@@ -49,11 +50,20 @@ def fisher(
 def warm_start(job: Job[Any], batches: Sequence[BatchLike], generator: torch.Generator) -> None:
     """Move the gates of a job to where they begin."""
     found, free = fisher(job, batches, generator), job.gates.free.cpu()
-    logs = found.clamp_min(torch.finfo(torch.float32).tiny).log()
-    spread = logs[free].std(correction=0).clamp_min(torch.finfo(torch.float32).eps)
-    moved = job.config.warm_start * (logs - logs[free].mean()) / spread
+    moved = torch.zeros_like(found)
+    moved[free] = job.config.warm_start * standard_logs(found[free])
     with torch.no_grad():
-        job.gates.log_alpha += torch.where(free, moved, 0.0).to(job.gates.log_alpha)
+        job.gates.log_alpha.add_(moved.to(job.gates.log_alpha))
+
+
+def standard_logs(positive: Float[Tensor, "units"]) -> Float[Tensor, "units"]:
+    """The logarithms with mean 0 and standard deviation 1, or zeros where all are the same; a zero
+    counts as the least of the others."""
+    if not positive.any():
+        return torch.zeros_like(positive)
+    logs = positive.clamp_min(positive[positive > 0].min()).log()
+    spread = logs.std(correction=0)
+    return (logs - logs.mean()) / spread if spread > 0 else torch.zeros_like(logs)
 
 
 def _loss(

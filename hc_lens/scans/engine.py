@@ -8,7 +8,8 @@
    are alive at once; then the child that removes nothing is continued.
 3. Children are stacked along the batch as far as the memory allows. On a processor only up to some
    hundred tokens: beyond that a larger stack is no faster.
-4. The last layer runs at the read positions alone. A replacement that depends on the activation
+4. The last layer runs at the read positions alone, unless a classifier reads the mean of all
+   tokens. A replacement that depends on the activation
    (`Resample`, `Counterfactual`, means by position) may need the others: there a child that removes
    something from the last layer runs at every position.
 5. A batch is cut along its rows if it does not fit into the memory, and on a processor if it is
@@ -125,9 +126,10 @@ class SuffixEngine:
     ) -> Results:
         """The last layer, at the read positions alone where that is enough."""
         at_reads, everywhere = [], []
+        narrows = not self.layers.watched and not stream.context.mean
         for branch in branches:
             enough = self.source.constant or not branch.part
-            (at_reads if enough and not self.layers.watched else everywhere).append(branch)
+            (at_reads if enough and narrows else everywhere).append(branch)
         for narrow, group in ((True, at_reads), (False, everywhere)):
             if not group:
                 continue

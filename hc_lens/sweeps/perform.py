@@ -30,9 +30,9 @@ from hc_lens.masks.means import Means, collect_means
 from hc_lens.metrics import FULL
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.pruning.config import PruneConfig
-from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.path import walk
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import prune
 from hc_lens.records import Files, Records, RecordsError, digest, failed, is_broken
 from hc_lens.sweeps.config import SweepConfig

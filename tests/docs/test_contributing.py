@@ -15,7 +15,8 @@ import transformers
 import hc_lens as hc
 from hc_lens.cli import call
 from hc_lens.models import loading
-from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
 from tests import tiny
 from tests.docs.test_pages import ROOT, blocks
 

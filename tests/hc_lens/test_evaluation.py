@@ -10,8 +10,8 @@ from scipy.stats import binomtest
 import hc_lens as hc
 from hc_lens.evaluation import OtherMeansWarning, evaluate
 from hc_lens.organism.grammar import CONSTRUCTIONS
-from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.subnetwork import Subnetwork
+from hc_lens.pruning.teacher import Teacher
 from tests.batches import Batches, random_batches
 
 

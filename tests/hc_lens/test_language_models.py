@@ -12,7 +12,8 @@ from hc_lens.analyses.composition.exact import edge_effects
 from hc_lens.metrics import AT_ONCE, held_metrics
 from hc_lens.models.quiet import quiet
 from hc_lens.models.reading import Readout
-from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers, HookedLayers
 from hc_lens.units import UnitSpace

@@ -16,8 +16,8 @@ import hc_lens as hc
 from hc_lens import metrics
 from hc_lens.metrics import held_losses
 from hc_lens.models.reading import Readout
-from hc_lens.pruning.job import Teacher
 from hc_lens.pruning.losses import faithful_loss
+from hc_lens.pruning.teacher import Teacher
 from tests.hc_lens.test_language_models import SILENT, load, own, prompts
 from tests.memory import peak_bytes
 

@@ -13,7 +13,8 @@ from hc_lens.metrics import NAMED, SMOOTH
 from hc_lens.models.quiet import quiet
 from hc_lens.pruning.baselines import masked_loss
 from hc_lens.pruning.config import LossName, Method, PruneConfig
-from hc_lens.pruning.job import Job, Teacher
+from hc_lens.pruning.job import Job
+from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import METHODS, penalty, prune
 from hc_lens.settings import make
 from tests import tiny

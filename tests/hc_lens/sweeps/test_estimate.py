@@ -28,15 +28,16 @@ def test_a_path_counts_its_updates_once_for_all_sparsities():
 
 def test_what_is_measured_leaves_no_trace_on_the_model():
     config = sweeps.small(prune={"steps": 10})
-    model = hc.organism.load()
+    model = hc.organism.load().requires_grad_(True)
     train = config.train.batches(model)
     data = {name: spec.batches(model) for name, spec in config.evaluation.items()}
     before = [parameter.clone() for parameter in model.parameters()]
+    learn = [parameter.requires_grad for parameter in model.parameters()]
     speed = measure(model, train, data, config.prune_config(0.5, 1))
     assert speed.update > 0
     assert speed.row > 0
     assert all(map(torch.equal, before, model.parameters()))
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == learn
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
     random = measure(model, train, data, hc.PruneConfig(0.5, method="random"))
     assert random.update == 0
