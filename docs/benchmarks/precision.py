@@ -56,9 +56,9 @@ class Replayed(Sampler):
 def replayed(model, batches: hc.Batches, means, of: str, effects: Effects) -> Replayed:
     """A sampler that knows the exact effects of all rows, and their derivatives."""
     job = ScanJob(model, {"rows": batches}, means, None, progress=False)
-    (sampler,) = job.samplers(of, lambda n: None).values()
-    made = Replayed(*(getattr(sampler, name) for name in Sampler.__dataclass_fields__))
-    made.learned, made.exact = sampler._learn(np.arange(batches.n_rows)), effects[of]
+    (real,) = job.samplers(of, lambda n: None).values()
+    made = Replayed(*(getattr(real, name) for name in Sampler.__dataclass_fields__))
+    made.learned, made.exact = real._learn(np.arange(batches.n_rows)), effects[of]
     return made
 
 
@@ -74,44 +74,54 @@ def exact_effects(model, batches: hc.Batches, means) -> Effects:
     }
 
 
-def precise(sampler: Replayed, asked: Precision) -> tuple[np.ndarray, float]:
+def precise(sampled: Replayed, asked: Precision) -> tuple[np.ndarray, float]:
     """Which intervals hold the exact mean, of every case and set, and the share of the work."""
-    before, holds, total = sampler.evaluations, [], 0
-    for found in measure_precisely({"rows": sampler}, asked):
-        exact = sampler.exact[:, found.population.rows].mean(1)
+    before, holds, total = sampled.evaluations, [], 0
+    for found in measure_precisely({"rows": sampled}, asked):
+        exact = sampled.exact[:, found.population.rows].mean(1)
         holds.append(np.abs(exact - found.mean) <= found.half + 1e-9)
         total += found.population.total * len(exact)
-    return np.concatenate(holds), (sampler.evaluations - before) / total
+    return np.concatenate(holds), (sampled.evaluations - before) / total
 
 
-def show_coverage(name: str, sampler: Replayed, asked: float, seeds: int) -> None:
+def show_coverage(name: str, sampled: Replayed, asked: float, seeds: int) -> None:
     """Print how often intervals hold: of each set and case, and all of a scan together."""
-    of = sampler.target.name
+    of = sampled.target.name
     for together in (False, True):
         settings = (Precision(asked, simultaneous=together, of=of, seed=s) for s in range(seeds))
-        runs = [precise(sampler, each) for each in settings]
+        runs = [precise(sampled, each) for each in settings]
         held = np.stack([holds for holds, _ in runs])
         each, work = held.mean(0), np.mean([share for _, share in runs])
         print(
-            f"{name:>13} {of:>9} {asked:9g} {'yes' if together else 'no':>8} "
+            f"{name:>15} {of:>9} {asked:9g} {'yes' if together else 'no':>8} "
             f"{len(each):9d} {each.mean():9.4f} {each.min():9.3f} {(each < 0.95).sum():6d} "
             f"{held.all(1).mean():9.3f} {1 / work:7.2f}",
             flush=True,
         )
 
 
-def show_top(name: str, sampler: Replayed, k: int, seeds: int) -> None:
+def show_plain(name: str, sampled: Replayed, asked: float, seeds: int) -> None:
+    """Print the same for Student's intervals without what guards them against heavy tails."""
+    guards = intervals.HIDDEN, sampler.STAND_OUT
+    intervals.HIDDEN, sampler.STAND_OUT = 0, 0.0
+    try:
+        show_coverage(f"{name}, plain", sampled, asked, seeds)
+    finally:
+        intervals.HIDDEN, sampler.STAND_OUT = guards
+
+
+def show_top(name: str, sampled: Replayed, k: int, seeds: int) -> None:
     """Print how often a search finds the largest effects, and its work."""
-    size = np.abs(sampler.exact.mean(1) - sampler.target.unchanged)
+    size = np.abs(sampled.exact.mean(1) - sampled.target.unchanged)
     order = np.argsort(-size, kind="stable")
-    total, right, work = sampler.exact.size, 0, []
+    total, right, work = sampled.exact.size, 0, []
     for seed in range(seeds):
-        before = sampler.evaluations
-        found = largest(sampler, f"{seed} rows", k, 0.05)
+        before = sampled.evaluations
+        found = largest(sampled, f"{seed} rows", k, 0.05)
         right += set(found.sets.tolist()) == set(order[:k].tolist())
-        work.append((sampler.evaluations - before) / total)
+        work.append((sampled.evaluations - before) / total)
     print(
-        f"{name:>13} {sampler.target.name:>9} top {k}: found in {right} of {seeds} seeds, "
+        f"{name:>15} {sampled.target.name:>9} top {k}: found in {right} of {seeds} seeds, "
         f"{1 / np.mean(work):.1f} x less work; the {k}th and the next are "
         f"{size[order[k - 1]]:.4f} and {size[order[k]]:.4f}",
         flush=True,
@@ -128,18 +138,20 @@ def coverage(seeds: int) -> None:
     }
     asked = {LOGIT: (0.02, 0.1), KL: (0.02,), ACCURACY: (0.02,), AGREEMENT: (0.02,)}
     print(
-        "      dataset    metric precision together intervals  mean held least held <0.95  all hold"
-        " x less"
+        "        dataset    metric precision together intervals  mean held least held <0.95"
+        "  all hold  x less"
     )
     for name, batches in datasets.items():
         effects = exact_effects(model, batches, means)
         for of, precisions in asked.items():
-            sampler = replayed(model, batches, means, of, effects)
+            sampled = replayed(model, batches, means, of, effects)
             # Of sixteen cases one precision of the log-odds is enough.
             rest = precisions[1:] if of == LOGIT else ()
             for precision in precisions if name == "organism" else rest:
-                show_coverage(name, sampler, precision, seeds)
-            show_top(name, sampler, 10, 100)
+                show_coverage(name, sampled, precision, seeds)
+            if name == "organism" and of == LOGIT:
+                show_plain(name, sampled, precisions[0], seeds)
+            show_top(name, sampled, 10, 100)
 
 
 def read_exact(file: Path | None, model, batches: hc.Batches, means) -> tuple[hc.Batches, Effects]:
@@ -154,16 +166,16 @@ def read_exact(file: Path | None, model, batches: hc.Batches, means) -> tuple[hc
     return batches._chosen(rows.tolist()), found
 
 
-def show_work(name: str, sampler: Replayed, precisions: Iterable[float], seeds: int) -> None:
+def show_work(name: str, sampled: Replayed, precisions: Iterable[float], seeds: int) -> None:
     """Print how much less work a scan is, of each case alone and of all rows together."""
-    n_cases = len(set(sampler._cases))
-    print(f"{name}, {sampler.target.name}: {sampler.exact.shape[1]} rows in {n_cases} cases")
+    n_cases = len(set(sampled._cases))
+    print(f"{name}, {sampled.target.name}: {sampled.exact.shape[1]} rows in {n_cases} cases")
     for asked in precisions:
         line = [f"  {asked:9g}"]
         for by_case in (True, False) if n_cases > 1 else (True,):
-            of = sampler.target.name
+            of = sampled.target.name
             settings = [Precision(asked, of=of, by_case=by_case, seed=s) for s in range(seeds)]
-            runs = [precise(sampler, each) for each in settings]
+            runs = [precise(sampled, each) for each in settings]
             held = np.mean([holds.mean() for holds, _ in runs])
             less = 1 / np.mean([share for _, share in runs])
             line.append(
@@ -177,9 +189,9 @@ def work(args: argparse.Namespace) -> None:
     model, batches, means = prepared(args)
     batches, effects = read_exact(args.exact, model, batches, means)
     for of in (LOGIT, KL, ACCURACY, AGREEMENT):
-        sampler = replayed(model, batches, means, of, effects)
-        show_work(args.task, sampler, (0.005, 0.01, 0.02, 0.05, 0.1), seeds=10)
-        show_top(args.task, sampler, 10, seeds=100)
+        sampled = replayed(model, batches, means, of, effects)
+        show_work(args.task, sampled, (0.005, 0.01, 0.02, 0.05, 0.1), seeds=10)
+        show_top(args.task, sampled, 10, seeds=100)
 
 
 def prepared(args: argparse.Namespace) -> tuple[Any, hc.Batches, hc.Means]:
@@ -201,10 +213,12 @@ def clock(args: argparse.Namespace) -> None:
     """A precise scan, a search, and an exact scan of some rows, by the processor's clock."""
     model, batches, means = prepared(args)
     n_sets = len(hc.UnitSpace.of(model))
+    if args.cases:
+        batches = batches.of_cases(*args.cases.split(","))
     some, _ = seconds(hc.scan, model, batches.limited(args.rows), means)
     whole = some / args.rows * batches.n_rows
     print(f"{batches}\n  exact: {some:.0f} s for {args.rows} rows, so {whole:.0f} s for all")
-    for by_case in (True, False) if args.task == "hans" else (True,):
+    for by_case in (True, False) if len(set(batches.column("case"))) > 1 else (True,):
         taken, table = seconds(hc.scan, model, batches, means, precision=0.02, by_case=by_case)
         done = int(table.loc[table["set"] != "full", "n"].sum())
         less = n_sets * batches.n_rows / done
@@ -221,19 +235,17 @@ def clock(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Scans to a stated precision.")
     parser.add_argument("what", choices=("coverage", "work", "time"))
-    parser.add_argument("--plain", action="store_true", help="coverage without guards for tails")
     parser.add_argument("--seeds", type=int, default=1000, help="replications of coverage")
     parser.add_argument("--model", help="a fine-tuned checkpoint")
     parser.add_argument("--task", default="mnli", choices=("mnli", "hans"))
     parser.add_argument("--path", help="its rows: a file")
     parser.add_argument("--train", help="MNLI rows to collect means over: a file")
     parser.add_argument("--exact", type=Path, help="where exact effects are kept (.npz)")
+    parser.add_argument("--cases", default="", help="cases of the rows for `time`, with commas")
     parser.add_argument("--rows", type=int, default=300, help="rows of the exact scan of `time`")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", WholeCaseWarning)
-    if args.plain:
-        intervals.HIDDEN, sampler.STAND_OUT = 0, 0.0
     if args.what == "coverage":
         coverage(args.seeds)
     else:
