@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from hc_lens.finetuning.train import finetune as finetune
 
     import hc_lens.analyses as analyses
+    import hc_lens.circuits as circuits
     import hc_lens.organism as organism
     import hc_lens.show as show
 
