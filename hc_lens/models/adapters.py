@@ -19,6 +19,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
+import transformer_lens.model_bridge  # noqa: F401 (before its factories, which 4.0 imports in a circle)
 import transformers as hf
 from transformer_lens.factories.architecture_adapter_factory import (
     SUPPORTED_ARCHITECTURES,

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -38,8 +37,6 @@ from hc_lens.models.installed import only_before_bridges
 from hc_lens.models.parts import last_real
 from hc_lens.protocols import Model
 
-_DISCARDED = "returned a modified tensor, but this attention"
-"""What TransformerLens says of an edit that it discards."""
 Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
 """What a model reads: token ids, a sentence or a pair, or several of either."""
 
@@ -169,37 +166,28 @@ def _check_whole(given: Mapping[str, Any]) -> None:
 HookedModel = BridgeClassifier | BridgeLanguageModel
 
 
-def _no_effect() -> HcLensError:
-    return HcLensError(
-        "expected hooks that read hook_pattern and hook_attn_scores, got one that changes the "
-        "pattern, which has no effect on this model with TransformerLens 4: Hugging Face's own "
-        "attention has used it before; change hook_z instead, or use TransformerLens 3"
-    )
-
-
 def _refusing_edits(run: Callable[[], Any], points: Sequence[Any]) -> Any:
-    """A forward pass in which an edited pattern that changes nothing is an HcLensError."""
+    """A forward pass in which a hook that edits what has been used before is an HcLensError."""
     versions: dict[Any, int] = {}
 
     def before(point: Any, args: tuple[Tensor]) -> None:
-        if not args[0].is_inference():  # these do not count their edits
+        if not args[0].is_inference():  # these do not count the edits in place
             versions[point] = args[0]._version
 
-    def behind(point: Any, args: tuple[Tensor], _: Any) -> None:
-        if point in versions and args[0]._version != versions[point]:
-            raise _no_effect()
+    def behind(point: Any, args: tuple[Tensor], out: Tensor) -> None:
+        same = out is args[0] or torch.equal(out, args[0])
+        if not same or (point in versions and versions[point] != args[0]._version):
+            raise HcLensError(
+                "expected hooks that read hook_pattern and hook_attn_scores, got one that changes "
+                "the pattern, which has no effect on this model with TransformerLens 4: Hugging "
+                "Face's own attention has used it before; change hook_z instead, or use "
+                "TransformerLens 3"
+            )
 
     handles = [point.register_forward_pre_hook(before) for point in points]
     handles += [point.register_forward_hook(behind) for point in points]
     try:
-        with warnings.catch_warnings():
-            # TransformerLens hands out the pattern after it has been used, and warns of an edit.
-            warnings.filterwarnings("error", message=f".*{_DISCARDED}")
-            return run()
-    except UserWarning as warning:
-        if _DISCARDED not in str(warning):
-            raise
-        raise _no_effect() from warning
+        return run()
     finally:
         for handle in handles:
             handle.remove()

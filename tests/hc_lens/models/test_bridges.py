@@ -196,20 +196,6 @@ def test_a_hook_that_changes_the_pattern_of_an_encoder_is_refused_and_one_that_r
 
 
 @bridges_only
-def test_a_warning_that_a_user_made_an_error_stays_their_own():
-    model = hc.load(tiny.tiny_hf("bert"))
-
-    def warns(value, hook):
-        warnings.warn("of my own", UserWarning, stacklevel=1)
-
-    model.add_hook("blocks.0.attn.hook_pattern", warns)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="of my own"):
-            model(torch.tensor([[5, 6, 7]]))
-
-
-@bridges_only
 @pytest.mark.parametrize("part", ["start_at_layer", "stop_at_layer"])
 def test_a_part_of_an_encoder_is_refused_as_transformer_lens_runs_all_of_it(part):
     model = hc.load(tiny.tiny_hf("bert"))
