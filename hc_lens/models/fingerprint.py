@@ -114,6 +114,7 @@ def _set_by_hand(model: Model) -> list[object]:
     """The settings of modules that are not those of the configuration."""
     known = SUPPORTED_ACTIVATIONS.get(str(model.cfg.act_fn))
     usual = {"attn_scale": getattr(model.cfg, "attn_scale", None), "eps": model.cfg.eps}
+    usual["variance_epsilon"] = model.cfg.eps  # Hugging Face's name of it in RMS norms
     found: list[object] = []
     for name, module in model.named_modules():
         own = vars(module)

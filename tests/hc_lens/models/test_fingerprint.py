@@ -126,6 +126,14 @@ def test_an_edit_that_torch_does_not_count_changes_the_fingerprint(edit, family)
     assert model.fingerprint == before
 
 
+@bridges_only
+def test_the_epsilon_of_a_hugging_face_norm_changes_the_fingerprint():
+    model = hc.load(tiny.tiny_hf("llama"))
+    before = model.fingerprint
+    model.blocks[1].ln2.original_component.variance_epsilon = 0.1
+    assert model.fingerprint != before
+
+
 def test_other_labels_on_the_same_model_change_the_fingerprint():
     model = hc.load(tiny.tiny_hf("bert"))
     before, kept = model.fingerprint, dict(model.labels)
