@@ -377,7 +377,7 @@ class ScanJob:
             for name, batches in named.items()
         }
 
-    def bar(self) -> tqdm[Any]:
+    def bar(self) -> tqdm:  # tqdm 4.66 cannot be subscripted when it runs
         """A progress bar of rows times sets, of which nobody knows how many there will be."""
         return tqdm(desc="scan", disable=not self._progress, leave=False, unit="row")
 
