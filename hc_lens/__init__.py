@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from hc_lens.masks.attached import attached as attached, detach_all as detach_all
     from hc_lens.pruning.gates import HardConcrete as HardConcrete
     from hc_lens.pruning.importance import importance as importance
+    from hc_lens.pruning.optimal import (
+        OptimalConfig as OptimalConfig,
+        optimal_constants as optimal_constants,
+    )
     from hc_lens.pruning.config import PathConfig as PathConfig, PruneConfig as PruneConfig
     from hc_lens.pruning.train import prune as prune
     from hc_lens.pruning.path import prune_path as prune_path

@@ -152,6 +152,5 @@ def curves(
         table = curve(measure, as_ranking(measure.space, given), shares)
         cpr, cmd = areas(table)
         parts.append(table.assign(ranker=name, cpr=cpr, cmd=cmd))
-    return pd.concat(parts, ignore_index=True)[
-        ["ranker", "n_units", "share", "measure", "faithfulness", "cpr", "cmd"]
-    ]
+    columns = ["ranker", "n_units", "share", "measure", "faithfulness", "cpr", "cmd"]
+    return pd.concat(parts, ignore_index=True).loc[:, columns]

@@ -244,8 +244,8 @@ def repair_rows(
             runs, read_out = engine.steps(clean, units), engine.paths.view.read_out
             found = held_metrics(named[name], batch, runs, read_out, wanted)
             of_sets.append(_split(found[measure][:, kept].cpu(), engine, units))
-        full = found[measure][:1, kept].cpu()
-        parts.append((full, *map(torch.stack, zip(*of_sets, strict=True))))
+        full, direct, norm, later = map(torch.stack, zip(*of_sets, strict=True))
+        parts.append((full[0], direct, norm, later))
     if sum(map(len, frames)) == 0:
         raise HcLensError(
             f"expected rows with labels for the measure {measure!r}, got none; score a task with "
@@ -257,14 +257,14 @@ def repair_rows(
     labels = tuple(map(set_label, engine.sets))
     rows = pd.concat(frames, ignore_index=True)
     units = tuple(map(str, engine.order))
-    return RepairRows(labels, units, rows, full[0], direct, norm, later)
+    return RepairRows(labels, units, rows, full, direct, norm, later)
 
 
 def _split(
     values: Float[Tensor, "steps rows"], engine: RepairEngine, units: Sequence[Unit]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The direct effect, the part of the norms, and that of each unit, from the steps' values."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The clean value, the direct effect, the norms' part and each unit's, from the steps."""
     changes = values.diff(dim=0)
     later = values.new_zeros(len(engine.order), values.shape[1])
     later[[engine.places[unit] for unit in engine.later(units)]] = changes[2:]
-    return changes[0], changes[1], later
+    return values[0], changes[0], changes[1], later

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,7 +70,7 @@ def effects(
             )
     columns = ["dataset", "case", "set", "n"]
     table = pd.DataFrame(records)
-    return table[[*columns, *(name for name in table if name not in columns)]]
+    return table.loc[:, [*columns, *(name for name in table if name not in columns)]]
 
 
 def givers(
@@ -92,7 +93,7 @@ def givers(
             part = part.assign(**about, set=label)
             parts.append(part.sort_values("change", key=np.abs, ascending=False, kind="stable"))
     columns = ["dataset", "case", "set", "unit", "n", "change", "low", "high"]
-    return pd.concat(parts, ignore_index=True)[columns]
+    return pd.concat(parts, ignore_index=True).loc[:, columns]
 
 
 def backup(rows: RepairRows, sets: Iterable[UnitSet], measure: str = "logit") -> pd.DataFrame:
@@ -141,14 +142,15 @@ def backup(rows: RepairRows, sets: Iterable[UnitSet], measure: str = "logit") ->
             )
     columns = ["dataset", "case", "set", "n"]
     table = pd.DataFrame(records)
-    return table[[*columns, *(name for name in table if name not in columns)]]
+    return table.loc[:, [*columns, *(name for name in table if name not in columns)]]
 
 
 def _cases(
     rows: RepairRows, seed: int
 ) -> Iterator[tuple[dict[str, object], np.ndarray, np.random.Generator]]:
     """Each dataset and case: its columns, where its rows are, and its own random stream."""
-    for (dataset, case), at in rows.rows.groupby(["dataset", "case"], sort=False).indices.items():
+    indices: dict[Any, np.ndarray] = rows.rows.groupby(["dataset", "case"], sort=False).indices
+    for (dataset, case), at in indices.items():
         rng = np.random.default_rng([seed, zlib.crc32(f"{dataset}\n{case}".encode())])
         yield {"dataset": dataset, "case": case, "n": len(at)}, at, rng
 

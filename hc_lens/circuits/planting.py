@@ -261,7 +261,7 @@ def _bert(plan: _Plan) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
     config = plan.config
-    model = BertForSequenceClassification(
+    model: Any = BertForSequenceClassification(
         BertConfig(
             vocab_size=len(config.words),
             hidden_size=plan.width,
@@ -295,7 +295,7 @@ def _gpt2(plan: _Plan) -> Any:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     config = plan.config
-    model = GPT2ForSequenceClassification(
+    model: Any = GPT2ForSequenceClassification(
         GPT2Config(
             vocab_size=len(config.words),
             n_embd=plan.width,
