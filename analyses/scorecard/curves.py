@@ -153,4 +153,4 @@ def curves(
         cpr, cmd = areas(table)
         parts.append(table.assign(ranker=name, cpr=cpr, cmd=cmd))
     columns = ["ranker", "n_units", "share", "measure", "faithfulness", "cpr", "cmd"]
-    return pd.concat(parts, ignore_index=True).loc[:, columns]
+    return pd.concat(parts, ignore_index=True).reindex(columns=columns)

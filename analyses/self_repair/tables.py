@@ -70,7 +70,7 @@ def effects(
             )
     columns = ["dataset", "case", "set", "n"]
     table = pd.DataFrame(records)
-    return table.loc[:, [*columns, *(name for name in table if name not in columns)]]
+    return table.reindex(columns=[*columns, *(name for name in table if name not in columns)])
 
 
 def givers(
@@ -93,7 +93,7 @@ def givers(
             part = part.assign(**about, set=label)
             parts.append(part.sort_values("change", key=np.abs, ascending=False, kind="stable"))
     columns = ["dataset", "case", "set", "unit", "n", "change", "low", "high"]
-    return pd.concat(parts, ignore_index=True).loc[:, columns]
+    return pd.concat(parts, ignore_index=True).reindex(columns=columns)
 
 
 def backup(rows: RepairRows, sets: Iterable[UnitSet], measure: str = "logit") -> pd.DataFrame:
@@ -142,14 +142,14 @@ def backup(rows: RepairRows, sets: Iterable[UnitSet], measure: str = "logit") ->
             )
     columns = ["dataset", "case", "set", "n"]
     table = pd.DataFrame(records)
-    return table.loc[:, [*columns, *(name for name in table if name not in columns)]]
+    return table.reindex(columns=[*columns, *(name for name in table if name not in columns)])
 
 
 def _cases(
     rows: RepairRows, seed: int
 ) -> Iterator[tuple[dict[str, object], np.ndarray, np.random.Generator]]:
     """Each dataset and case: its columns, where its rows are, and its own random stream."""
-    indices: dict[Any, np.ndarray] = rows.rows.groupby(["dataset", "case"], sort=False).indices
+    indices: Any = rows.rows.groupby(["dataset", "case"], sort=False).indices
     for (dataset, case), at in indices.items():
         rng = np.random.default_rng([seed, zlib.crc32(f"{dataset}\n{case}".encode())])
         yield {"dataset": dataset, "case": case, "n": len(at)}, at, rng
