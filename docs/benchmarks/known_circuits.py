@@ -83,7 +83,8 @@ def show(table: pd.DataFrame) -> None:
         shown = {}
         for (ranker, noise), group in part.groupby(["ranker", "noise"], sort=False):
             found = t_interval(group["auroc"].tolist())
-            ends = "" if found.low != found.low else f" [{found.low:.2f}, {min(found.high, 1):.2f}]"
+            low, high = max(found.low, 0.0), min(found.high, 1.0)
+            ends = f" [{low:.2f}, {high:.2f}]" if len(group) > 1 else ""
             shown[ranker, f"noise {noise:g}, n={len(group)}"] = f"{found.value:.3f}{ends}"
         print(f"\nAUROC, {circuit}")
         print(pd.Series(shown).unstack(sort=False).to_string())
