@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hc_lens.sweeps.runs import Runs as Runs
     from hc_lens.sweeps.sweep import sweep as sweep
     from hc_lens.scans.scan import ScanRows as ScanRows, scan as scan, scan_rows as scan_rows
+    from hc_lens.scans.top import top as top
     from hc_lens.attention.patterns import (
         patterns as patterns,
         word_batch as word_batch,

@@ -12,7 +12,10 @@
    post-norm (BERT) ``n = norm1(x + a); norm2(n + mlp(n))``, pre-norm (GPT-2)
    ``m = x + a; m + mlp(norm2(m))``, parallel (GPT-NeoX) ``x + a + mlp(norm2(x))``. Gemma 2 also
    normalises what the attention and the MLP write.
-5. Pads are never attended to; what a pad's own query sees is free, as nobody reads it.
+5. Pads are never attended to; what a pad's own query sees is free, as nobody reads it. DeBERTa's
+   sees every token alike, which counts where rows are padded on the left.
+6. What a family adds to its scores for the distance of two tokens (`Heads.bias`) goes into the
+   fused kernel as its mask.
 
 A new kind of model needs one new view and nothing here.
 """
@@ -27,7 +30,7 @@ from typing import Literal, TypeVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
@@ -54,6 +57,10 @@ class Context:
     """The position at which each row is read, for `Block.attend_at`."""
     allowed_at_reads: Bool[Tensor, "batch 1 1 pos"] | None = None
     """What the token at the read position may attend to; None for all tokens."""
+    mean: bool = False
+    """Whether each row is read at all its tokens, as their mean, and not at one position."""
+    beside: Resid | None = None
+    """What the stream takes up where a block has an `entrance`."""
 
     @classmethod
     def of(
@@ -62,11 +69,12 @@ class Context:
         reads: Int[Tensor, "batch"],
         pos: int,
         causal: bool,
+        mean: bool = False,
     ) -> Context:
         """The context of a batch of `pos` positions with its attention mask and read positions."""
         real = None if mask is None or bool(mask.all()) else mask.bool()[:, None, None]
         if not causal:
-            return cls(mask, real, reads, real)
+            return cls(mask, real, reads, real, mean)
         keys = torch.arange(pos, device=reads.device)
         queries, before_read = keys[:, None], keys <= reads[:, None, None, None]
         if real is None:
@@ -75,11 +83,28 @@ class Context:
         allowed = (real & (keys <= queries)) | (keys == queries)
         return cls(mask, allowed, reads, real & before_read)
 
-    def at_reads(self, x: Float[Tensor, "rows pos *rest"]) -> Float[Tensor, "rows 1 *rest"]:
-        """Each row at the position where it is read."""
+    def at_reads(self, x: Shaped[Tensor, "rows pos *rest"]) -> Shaped[Tensor, "rows _ *rest"]:
+        """Each row at the position where it is read; all of it where its mean is read."""
+        if self.mean:
+            return x
         assert self.reads is not None
         rows = torch.arange(len(x), device=x.device)
         return x[rows, repeated(self.reads, len(x))][:, None]
+
+    def pooled(self, x: Float[Tensor, "rows pos width"]) -> Float[Tensor, "rows 1 width"]:
+        """What is read, of what `at_reads` leaves: itself, or the mean over the tokens."""
+        if not self.mean:
+            return x
+        return mean_of_tokens(x, None if self.mask is None else repeated(self.mask, len(x)))
+
+
+def mean_of_tokens(
+    x: Float[Tensor, "rows pos width"], mask: Int[Tensor, "rows pos"] | None
+) -> Float[Tensor, "rows 1 width"]:
+    """The mean of each row over its tokens that are not pads."""
+    if mask is None:
+        return x.mean(1, keepdim=True)
+    return (x * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
 
 
 def repeated(per_row: Tensor, rows: int) -> Tensor:
@@ -167,13 +192,18 @@ class Heads:
     causal: bool
     """Whether a token sees only itself and earlier tokens."""
     window: int | None = None
-    """How many tokens back a token sees, itself included; None for all of them."""
+    """How many tokens back (and ahead, unless causal) a token sees, itself included; None: all."""
     rotate: Callable[[Tensor, Tensor | None], Tensor] | None = None
     """Rotary positions: queries or keys and the attention mask to the rotated ones."""
     norm_q: Norm = NO_NORM
     """Norm of each head's queries."""
     norm_k: Norm = NO_NORM
     """Norm of each head's keys."""
+    bias: Callable[[PerHead, PerHead, Tensor | None], Tensor] | None = None
+    """What is added to the scores [rows, heads, queries, keys]: of queries, keys and, where there
+    is one query for each row, its position (`hc_lens.models.distances`)."""
+    pads_see_all: bool = False
+    """Whether a pad's query attends to every token alike."""
 
     @property
     def shared(self) -> int:
@@ -183,7 +213,8 @@ class Heads:
     @property
     def plain_keys(self) -> bool:
         """Whether keys are a linear map of their tokens, one for each head."""
-        return self.rotate is None and self.norm_k.identity and self.shared == 1
+        keyed = self.rotate is None and self.bias is None and not self.pads_see_all
+        return keyed and self.norm_k.identity and self.shared == 1
 
     def expanded(self, groups: Tensor, dim: int) -> Tensor:
         """What belongs to groups of heads along a dimension, for every head."""
@@ -211,6 +242,8 @@ class Block:
     """Norm of what the heads write together (Gemma 2)."""
     mlp_out_norm: Norm = NO_NORM
     """Norm of what the MLP writes (Gemma 2)."""
+    entrance: Norm = NO_NORM
+    """Norm of the stream and `Context.beside`, behind a convolution (DeBERTa-v2)."""
 
     @cached_property
     def W_qkv(self) -> Float[Tensor, "rows d_model"]:  # noqa: N802
@@ -227,6 +260,14 @@ class Block:
     def mlp_norm(self) -> Norm:
         """The norm in front of the MLP."""
         return self.norm1 if self.post_norm else self.norm2
+
+    def begin(self, x: Resid, context: Context) -> Resid:
+        """The stream in front of the block, from that behind the last one."""
+        if self.entrance.identity:
+            return x
+        assert context.beside is not None
+        out = self.entrance(x + repeated(context.beside, len(x)))
+        return out if context.mask is None else out * repeated(context.mask, len(x))[..., None]
 
     def attention_input(self, x: Resid) -> Resid:
         """What the heads read."""
@@ -247,12 +288,14 @@ class Block:
         """The output of every head with its queries, keys and values as `project` gives them."""
         return self._mixed(*self._turned(q, k, context), v, self._allowed(q, context))
 
-    def attend_at(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 heads d_head"]:
+    def attend_at(self, x: Resid, context: Context) -> Float[Tensor, "rows _ heads d_head"]:
         """The output of every head that reads `x`, at each row's read position."""
+        if context.mean:
+            return self.attention(x, context)
         heads, allowed = self.heads, self._allowed(x, context, at_reads=True)
         if not heads.plain_keys:
             q, k, v = self._qkv(x, context)
-            return self._mixed(context.at_reads(q), k, v, allowed)
+            return self._mixed(context.at_reads(q), k, v, allowed, context.reads)
         q = rearrange(self.project(context.at_reads(x), "q"), "rows 1 h e -> h rows e")
         # Keys as (q W_K) . x: their bias moves all scores of a head alike and drops out.
         keyed = rearrange(q @ heads.W_K.transpose(1, 2), "h rows d -> rows h d")
@@ -299,10 +342,12 @@ class Block:
 
     def __call__(self, x: Resid, context: Context) -> Resid:
         """The stream behind the block."""
+        x = self.begin(x, context)
         return self._behind(x, self.attention(self.attention_input(x), context))
 
-    def at_reads(self, x: Resid, context: Context) -> Float[Tensor, "rows 1 d_model"]:
+    def at_reads(self, x: Resid, context: Context) -> Float[Tensor, "rows _ d_model"]:
         """The stream behind the block at each row's read position alone."""
+        x = self.begin(x, context)
         z = self.attend_at(self.attention_input(x), context)
         return self._behind(context.at_reads(x), z)
 
@@ -341,26 +386,49 @@ class Block:
         k: PerHead,
         v: PerHead,
         allowed: Bool[Tensor, "rows 1 #queries pos"] | None,
+        at: Int[Tensor, "batch"] | None = None,
     ) -> Float[Tensor, "rows queries heads d_head"]:
         return scaled_dot_product_attention(
             *(x.transpose(1, 2) for x in (q, k, v)),
-            attn_mask=allowed,
+            attn_mask=self._added(q, k, allowed, at),
             is_causal=self.heads.causal and allowed is None,
             scale=1 / self.heads.scale,
         ).transpose(1, 2)
+
+    def _added(
+        self,
+        q: Float[Tensor, "rows queries heads d_head"],
+        k: PerHead,
+        allowed: Bool[Tensor, "rows 1 #queries pos"] | None,
+        at: Int[Tensor, "batch"] | None,
+    ) -> Tensor | None:
+        """What the fused kernel takes as its mask: what is allowed, or what is added to scores."""
+        heads = self.heads
+        bias = None if heads.bias is None else heads.bias(q, k, at)
+        if allowed is None or (bias is None and not heads.pads_see_all):
+            return allowed if bias is None else bias.to(q.dtype).expand(len(q), -1, -1, -1)
+        # With the lowest number, all scores of a pad's query are equal; with infinity it has none.
+        low = torch.finfo(q.dtype).min if heads.pads_see_all else -torch.inf
+        added = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
+        return torch.where(allowed, added.to(q.dtype), low)
 
     def _allowed(
         self, x: Float[Tensor, "rows pos *rest"], context: Context, at_reads: bool = False
     ) -> Bool[Tensor, "rows 1 queries pos"] | None:
         """What each token may attend to; None for everything, or everything before it."""
-        allowed = context.allowed_at_reads if at_reads else context.allowed
-        if self.heads.causal and self.heads.window is not None:
-            keys = torch.arange(x.shape[1], device=x.device)
-            queries = keys[None, None, :, None]
-            if at_reads:
-                assert context.reads is not None
-                queries = context.reads[:, None, None, None]
-            near = (keys <= queries) & (keys > queries - self.heads.window)
+        heads, allowed = self.heads, context.allowed_at_reads if at_reads else context.allowed
+        keys = torch.arange(x.shape[1], device=x.device)
+        queries = keys[None, None, :, None]
+        if at_reads:
+            assert context.reads is not None
+            queries = context.reads[:, None, None, None]
+        if heads.pads_see_all and allowed is not None:
+            assert context.mask is not None
+            seeing = context.at_reads(context.mask) if at_reads else context.mask
+            allowed = allowed & seeing.bool()[:, None, :, None]
+        if heads.window is not None and (heads.causal or x.shape[1] > heads.window):
+            near = keys > queries - heads.window
+            near = near & (keys <= queries if heads.causal else keys < queries + heads.window)
             allowed = near if allowed is None else allowed & near
         return None if allowed is None else repeated(allowed, len(x))
 

@@ -78,6 +78,9 @@ Fill = Callable[[Path], object]
 class OtherWorkError(HcLensError):
     """A folder holds something else, which ``force=True`` would write over."""
 
+    there: Mapping[str, Any] = {}
+    """What the work in the folder is about, where it is of the same kind."""
+
 
 class DamagedWarning(HcLensWarning):
     """Kept work is not as it was written: it is not used."""
@@ -624,11 +627,13 @@ class Records:
         differing = [key for key in changed if key.split(".")[0] not in free]
         if differing:
             key = differing[0]
-            raise OtherWorkError(
+            error = OtherWorkError(
                 f"expected to continue the work in {self.address}, whose {key} is "
                 f"{old.get(key)!r}, got {new.get(key)!r} (differing: {', '.join(differing)}); "
                 "repeat the call that began it, or name another folder"
             )
+            error.there = old
+            raise error
 
     def _check_new(self, owner: bool | Sequence[str], force: bool) -> None:
         """Refuse a folder in an older layout, and one that holds what it should not."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import pytest
 
+from hc_lens.models.fingerprint import BRIDGE
 from hc_lens.models.installed import BRIDGES
 
 __all__ = [
     "BRIDGES",
+    "THERE",
     "HookedEncoder",
     "HookedTransformer",
     "HookedTransformerConfig",
@@ -18,6 +20,7 @@ __all__ = [
     "exact",
     "hooked_only",
     "hooks_on",
+    "in_the_other_version",
 ]
 
 REASON = "TransformerLens 4 has no HookedTransformer"
@@ -59,3 +62,13 @@ def hooks_on(model) -> list[str]:
         for name, point in model.hook_dict.items()
         if not all(hook.is_permanent for hook in point.fwd_hooks)
     ]
+
+
+def in_the_other_version(fingerprint: str) -> str:
+    """A fingerprint as the other major version of TransformerLens would give one."""
+    bare = fingerprint.removesuffix(BRIDGE)
+    return bare if bare != fingerprint else bare + BRIDGE
+
+
+THERE = 3 if BRIDGES else 4
+"""The other major version."""

@@ -9,6 +9,8 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
+from hc_lens.models.installed import BRIDGES
+
 VOCABULARY = 60
 SIZES = {
     "hidden_size": 32,
@@ -29,7 +31,33 @@ DISTIL = {
     "max_position_embeddings": 40,
 }
 
-FAMILIES = {
+DEBERTA = {
+    **SIZES,
+    "relative_attention": True,
+    "share_att_key": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 4,
+    "pad_token_id": 0,
+}
+DEBERTA_V1 = {
+    **SIZES,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_biased_input": False,
+    "max_relative_positions": 6,
+    "pad_token_id": 0,
+}
+MODERN = {
+    **SIZES,
+    "num_hidden_layers": 3,
+    "local_attention": 6,
+    "pad_token_id": 0,
+    **dict.fromkeys(("bos_token_id", "cls_token_id"), 2),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 3),
+}
+
+ALL = {
     "bert": (hf.BertConfig, hf.BertForSequenceClassification, SIZES),
     "roberta": (hf.RobertaConfig, hf.RobertaForSequenceClassification, ROBERTA),
     "xlm-roberta": (hf.XLMRobertaConfig, hf.XLMRobertaForSequenceClassification, ROBERTA),
@@ -44,6 +72,33 @@ FAMILIES = {
         hf.ElectraForSequenceClassification,
         {**SIZES, "embedding_size": 16},
     ),
+    "deberta": (hf.DebertaConfig, hf.DebertaForSequenceClassification, DEBERTA_V1),
+    "deberta-v3": (
+        hf.DebertaV2Config,
+        hf.DebertaV2ForSequenceClassification,
+        {**DEBERTA, "position_biased_input": False},
+    ),
+    "deberta-v2": (
+        hf.DebertaV2Config,
+        hf.DebertaV2ForSequenceClassification,
+        {**DEBERTA, "share_att_key": False},
+    ),
+    "modernbert": (hf.ModernBertConfig, hf.ModernBertForSequenceClassification, MODERN),
+    "modernbert-mean": (
+        hf.ModernBertConfig,
+        hf.ModernBertForSequenceClassification,
+        {**MODERN, "classifier_pooling": "mean"},
+    ),
+    "albert": (
+        hf.AlbertConfig,
+        hf.AlbertForSequenceClassification,
+        {**SIZES, "embedding_size": 16},
+    ),
+    "mpnet": (
+        hf.MPNetConfig,
+        hf.MPNetForSequenceClassification,
+        {**SIZES, "pad_token_id": 1},
+    ),
     "gpt2": (hf.GPT2Config, hf.GPT2ForSequenceClassification, GPT2),
     "gpt_neox": (
         hf.GPTNeoXConfig,
@@ -55,7 +110,11 @@ FAMILIES = {
     "qwen2": (hf.Qwen2Config, hf.Qwen2ForSequenceClassification, GROUPED),
     "qwen3": (hf.Qwen3Config, hf.Qwen3ForSequenceClassification, {**GROUPED, "head_dim": 8}),
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "electra-small")
+NEWER = ("deberta", "deberta-v3", "deberta-v2", "modernbert", "modernbert-mean", "albert", "mpnet")
+"""Encoders that TransformerLens 4 has no bridge for."""
+BRIDGED = tuple(name for name in ALL if name not in NEWER)
+FAMILIES = {name: family for name, family in ALL.items() if not BRIDGES or name in BRIDGED}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "electra-small", *NEWER)
 DECODERS = tuple(family for family in FAMILIES if family not in ENCODERS)
 MASKED_LANGUAGE_MODELS = {
     "bert": hf.BertForMaskedLM,
@@ -88,7 +147,7 @@ def roughen(model: torch.nn.Module, seed: int = 0, scale: float = 0.2) -> torch.
 
 def tiny_hf(family: str, seed: int = 0, labels: dict[int, str] | None = None, **changes):
     """A sequence classifier of one family, 2 layers x 4 heads, rough random weights."""
-    config_class, model_class, sizes = FAMILIES[family]
+    config_class, model_class, sizes = ALL[family]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         names = labels or MNLI_LABELS
@@ -177,7 +236,7 @@ def byte_tokenizer(roberta: bool = False) -> hf.PreTrainedTokenizerFast:
 
 def tokenizer_for(family: str) -> hf.PreTrainedTokenizerFast:
     """The tokenizer that fits a family's vocabulary and special tokens."""
-    if family in ("roberta", "xlm-roberta"):
+    if family in ("roberta", "xlm-roberta", "mpnet"):
         return byte_tokenizer(roberta=True)
     return bert_tokenizer() if family in ENCODERS else byte_tokenizer()
 

@@ -79,11 +79,18 @@ class PathEngine:
         with tqdm(total=total, desc=what, disable=not progress, leave=False, unit="batch") as bar:
             for name, batches in named.items():
                 for batch in batches:
-                    rows, pos = batch.inputs["input"].shape
-                    size = max(1, PIECE_TOKENS // pos) if self.source.row_wise else rows
-                    for piece in cut(batch, size):
+                    for piece in self._pieces(batch):
                         yield name, piece, self.start(piece)
                     bar.update()
+
+    def cleans(self, batch: BatchLike) -> Iterator[Pass]:
+        """The clean pass over a batch, in pieces."""
+        return map(self.start, self._pieces(batch))
+
+    def _pieces(self, batch: BatchLike) -> list[BatchLike]:
+        """The batch, cut along its rows if the source allows it."""
+        rows, pos = batch.inputs["input"].shape
+        return cut(batch, max(1, PIECE_TOKENS // pos) if self.source.row_wise else rows)
 
     @torch.no_grad()
     def joint(
@@ -113,7 +120,8 @@ class PathEngine:
             for receiver in set(here) - set(heads):
                 results[receiver] = self._after_mlp(clean, index, direct.to_mlp(index))
         if self.view.last in receivers:
-            read = self.view.final(clean.stream.context.at_reads(clean.final))
+            context = clean.stream.context
+            read = context.pooled(self.view.final(context.at_reads(clean.final)))
             results[self.view.last] = self.view.held(read + direct.to_last())
         return torch.stack([results[receiver] for receiver in receivers])
 
@@ -124,10 +132,11 @@ class PathEngine:
         run, kept, tokens = clean.runs[index], self._kept(clean, index), clean.stream.tokens
         block, base = run.block, kept(run.x + run.attention)
         last = index == len(self.view.blocks) - 1
+        narrow = last and not clean.stream.context.mean
         low_rank = None if last else self._moved_mlp(index)
         shared = None if low_rank is None else low_rank.read(base)
         most = STACK_TOKENS if tokens.is_cpu else STACK_TOKENS_ELSEWHERE
-        size = max(1, most // tokens.numel()) * (tokens.shape[1] if last else 1)
+        size = max(1, most // tokens.numel()) * (tokens.shape[1] if narrow else 1)
         for first in range(0, len(moves), size):
             chunk = [(head, kept(dz)) for head, dz in moves[first : first + size]]
             if low_rank is not None and shared is not None:
@@ -152,7 +161,7 @@ class PathEngine:
         for block in blocks[index:-1]:
             resid = block(resid, context)
         read = blocks[-1].at_reads(resid, context) if index < len(blocks) else resid
-        held = self.view.held(self.view.final(read))
+        held = self.view.held(context.pooled(self.view.final(read)))
         return held.unflatten(0, (-1, clean.stream.n_rows))
 
     def _kept(self, clean: Pass, index: int) -> Callable[[Tensor], Tensor]:

@@ -62,13 +62,18 @@ def check_supported(model: Model) -> Model:
     """The model itself; an HcLensError unless path patching knows how its blocks are built."""
     known = check_runnable(model)
     capped = softcap_enabled(getattr(model.cfg, "output_logits_soft_cap", None))
-    if capped or not can_fuse(known) or not view(known, 0).heads.norm_q.identity:
+    fits = not capped and can_fuse(known) and view(known, 0).heads.norm_q.identity
+    layers = range(model.cfg.n_layers) if fits else ()
+    convolved = any(not view(known, layer).entrance.identity for layer in layers)
+    if convolved or not fits:
         what = "a soft cap on its logits" if capped else "other blocks"
+        what = "a convolution between its layers" if convolved else what
         raise HcLensError(
             "expected a model whose block structure is known, got a "
             f"{type(model).__name__} with {what}; supported are classifiers and language models: "
-            "post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA) and pre-norm "
-            "decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, Qwen2)"
+            "post-norm encoders (BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA, DeBERTa, ALBERT, "
+            "MPNet), ModernBERT and pre-norm decoders (GPT-2, GPT-Neo, GPT-NeoX, Llama, Mistral, "
+            "Qwen2)"
         )
     if has_user_hooks(model):
         raise HcLensError(
@@ -180,7 +185,8 @@ class Pass:
             run = LayerRun(len(self.runs), block, self.final)
             self.runs.append(run)
             self._layer(run)
-        read = self.view.final(self.stream.context.at_reads(self.final))
+        context = self.stream.context
+        read = context.pooled(self.view.final(context.at_reads(self.final)))
         self.held = self.view.held(self.heard(self.view.last.kind, read))
         return self.held
 
@@ -251,8 +257,9 @@ class Direct:
     def to_last(self) -> Float[Tensor, "rows 1 d_model"]:
         """Of what the last receiver reads at each row's read position."""
         streams = (self._along[-1].behind, self._stream(len(self._along)), self._clean.final)
-        at, moved, clean = map(self._clean.stream.context.at_reads, streams)
-        return carry(self._clean.view.final, at, moved, clean, self._how)
+        context = self._clean.stream.context
+        at, moved, clean = map(context.at_reads, streams)
+        return context.pooled(carry(self._clean.view.final, at, moved, clean, self._how))
 
     def _stream(self, index: int) -> Resid:
         """Of the stream in front of a layer."""

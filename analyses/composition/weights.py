@@ -12,7 +12,9 @@
 4. ``baseline`` is the mean score of two matrices with the singular values of S and R and random
    orthogonal bases. Only the overlap O of the two bases matters:
    ``|S R|^2 = sum_ij sigma_i^2 O_ij^2 rho_j^2``, so all pairs share the draws of O.
-5. ``mlps=True`` adds paths through one MLP: S becomes ``S W_in diag(g) W_out`` with g the MLP's
+5. What scores owe to positions beside the embeddings (rotary positions, DeBERTa's terms, MPNet's
+   numbers) is no part of W_Q and W_K: the scores of q and k leave it out, with a warning.
+6. ``mlps=True`` adds paths through one MLP: S becomes ``S W_in diag(g) W_out`` with g the MLP's
    mean activation gradient on the data; the column `via` names the MLP.
 """
 
@@ -36,13 +38,18 @@ from hc_lens.analyses.composition.receivers import (
     reads_after,
 )
 from hc_lens.blocks import Mlp, Norm, Resid
-from hc_lens.errors import HcLensError, check_count
+from hc_lens.errors import HcLensError, HcLensWarning, check_count, warn
 from hc_lens.models.inputs import is_encoder
 from hc_lens.models.lens import known_parts
 from hc_lens.models.reading import is_classifier
 from hc_lens.protocols import BatchesLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import Unit, UnitSet, set_label
+
+
+class PositionsWarning(HcLensWarning):
+    """The scores of queries and keys leave out what attention owes to positions."""
+
 
 Matrix = Float[Tensor, "_ _"]
 Draw = Callable[[int, int], Float[Tensor, "draws rows columns"]]
@@ -86,6 +93,14 @@ def weight_scores(
             "one matrix: use edge_effects or edge_attribution for it"
         )
     linear = _Linear(engine.view, mlps)
+    heads = [block.heads for block in engine.view.blocks]
+    if any(each.rotate is not None or each.bias is not None for each in heads):
+        warn(
+            "composition by weights leaves out what this model's attention scores owe to positions "
+            "(rotary positions, or terms for the distance of two tokens): read the scores of q and "
+            "k as those of contents alone; edge_effects has the whole",
+            PositionsWarning,
+        )
     if batches is not None:
         named = limited_batches(batches, engine.source, limit)
         for _, _, clean in engine.passes(named, progress, "scales"):

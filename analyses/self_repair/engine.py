@@ -138,6 +138,12 @@ class RepairEngine:
         warn_if_masked(model)
         self.paths, self.space = PathEngine(model, means), UnitSpace.of(model)
         self.sets = resolve_sets(self.space, sets)
+        if self.paths.view.parts.reads_mean:
+            raise HcLensError(
+                "expected a model that is read at one position of each row, got a "
+                f"{type(model).__name__} that is read at the mean of all tokens; use hc.scan or "
+                "the analysis of composition, which run it as a whole"
+            )
 
     @cached_property
     def order(self) -> tuple[Unit, ...]:

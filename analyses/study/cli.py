@@ -81,6 +81,7 @@ class StudyOod(options.Ood):
     StudyConfig,
     *("model", "train", "evaluation", "title", "adversarial", "checkpoints", "model_labels"),
     *("early", "sparsities", "seeds", "prune", "grid", "grid_seeds", "grid_prune"),
+    *("scan_rows", "attention_rows", "trace_rows"),
 )
 class Sizes:
     """How much is done."""
@@ -114,6 +115,14 @@ class Study:
     """Seeds of the subnetworks of the grid, such as 42-44; by default those of the size."""
     grid_steps: int | None = None
     """Updates of each path of the grid, or of each subnetwork where it has no paths."""
+    scan_rows: int | None = None
+    """About how many rows in domain and of the adversarial cases are in the ablation scan; by
+    default those of the size."""
+    attention_rows: int | None = None
+    """Rows in domain whose attention is scored, prompts are not; by default those of the size."""
+    trace_rows: int | None = None
+    """About how many rows in domain and of the adversarial cases are in the composition trace; by
+    default those of the size."""
     sizes: Sizes = field(default_factory=Sizes)
     preset: Preset = field(default_factory=Preset)
     pruning: Pruning = field(default_factory=Pruning)
@@ -165,7 +174,6 @@ class Study:
     def _sized(self, config: StudyConfig, size: Size) -> StudyConfig:
         """How much the study does: what the options say, and for the rest the size."""
         prune = self.preset.prune(self.pruning)
-        rows = ("scan_rows", "attention_rows", "trace_rows")
         chosen = replace(
             config,
             sparsities=self.sparsity or size.apart.sparsities,
@@ -173,7 +181,11 @@ class Study:
             prune=prune if self.preset.reference else {"steps": size.apart.steps, **prune},
             grid=self.grid or size.paths.sparsities,
             grid_seeds=self.grid_seeds or size.paths.seeds,
-            **{name: getattr(size, name) for name in rows if getattr(self.sizes, name) is None},
+            scan_rows=size.scan_rows if self.scan_rows is None else self.scan_rows,
+            attention_rows=(
+                size.attention_rows if self.attention_rows is None else self.attention_rows
+            ),
+            trace_rows=size.trace_rows if self.trace_rows is None else self.trace_rows,
         )
         steps = self.grid_steps or (size.paths.steps if chosen.in_paths else None)
         return chosen if steps is None else replace(chosen, grid_prune={"steps": steps})

@@ -43,7 +43,7 @@ from hc_lens.data.prompts import NO_ANSWER, PromptBatches
 from hc_lens.data.specs import DataSpec, read_model
 from hc_lens.errors import HcLensError, warn
 from hc_lens.metrics import by_side, case_sides
-from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.fingerprint import fingerprint, same_version
 from hc_lens.models.loading import HookedModel
 from hc_lens.protocols import BatchesLike
 from hc_lens.records import (
@@ -64,7 +64,7 @@ from hc_lens.sweeps.estimate import expected
 
 KIND = "study"
 """The kind of work that a run folder holds."""
-METHOD = 5
+METHOD = 6
 """Goes up when a step computes something else than before."""
 REPORT = "report"
 """The last step."""
@@ -187,7 +187,9 @@ def run(
     """
     study = Study(config, Path(out) / "runs", command, workers, progress, say, device)
     about = {"model": fingerprint(study.model)}
-    with Records(out, KIND, about, owner=True, force=force, alone=True) as records:
+    with same_version(about["model"]):
+        records = Records(out, KIND, about, owner=True, force=force, alone=True)
+    with records:
         if force:
             records.remove("steps")
         _run(study, records)

@@ -58,11 +58,7 @@ def run(settings: Settings, work: Work) -> None:
         return
     source = None
     if network is not None:
-        if network.model != work.fingerprint:
-            raise HcLensError(
-                f"expected a subnetwork of this model ({work.fingerprint[:8]}), got one of another "
-                f"({network.model[:8]}); load the checkpoint it was found in"
-            )
+        network.check(model)
         source = work.means(model, settings.replacement, subnetworks=settings.subnetwork)
     heads = list(settings.heads)
     figure = attention(model, settings.text, settings.hypothesis, heads or None, network, source)

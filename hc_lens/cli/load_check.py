@@ -1,22 +1,20 @@
 """``hc-lens load-check``: does this checkpoint load, and are its logits Hugging Face's?
 
 1. Load the checkpoint with ``hc.load``, and again with Hugging Face alone.
-2. Run a few texts: here in one padded batch, there one by one without padding.
-3. Compare the logits. A difference above the tolerance is exit code 1.
+2. Compare the logits of a few texts, of rows of random tokens padded on the right and on the left,
+   and of the user's rows, if there are any (`hc_lens.models.check`).
+3. A difference above the tolerance is exit code 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hc_lens.cli import options
 from hc_lens.cli.work import Work
 from hc_lens.data.specs import checkpoint_of
 from hc_lens.errors import HcLensError
-
-if TYPE_CHECKING:
-    from hc_lens.models.loading import HookedModel
 
 PAIRS = (
     ("the old doctor saw the judge near the lawyer .", "the doctor saw the judge ."),
@@ -27,11 +25,21 @@ PAIRS = (
 """The texts: pairs of unequal length."""
 
 
+@options.section("Rows")
+class OwnRows(options.HeldOutRows):
+    """Rows to compare on beside the texts."""
+
+    task: str = ""
+    """mnli, snli, qqp, hans, paws-qqp, organism, organism-ood, or any name for rows of your own; by
+    default no rows beside the texts and random tokens."""
+
+
 @options.section()
 class Settings:
     """Which checkpoint."""
 
     checkpoint: options.Checkpoint
+    rows: OwnRows = field(default_factory=OwnRows)
     tolerance: float = 1e-4
     """Largest difference that passes."""
     output: options.Output = field(default_factory=options.Output)
@@ -39,52 +47,52 @@ class Settings:
 
 def run(settings: Settings, work: Work) -> None:
     """Does a checkpoint load, with Hugging Face's logits?"""
+    from transformers import __version__
+
+    from hc_lens.models.check import Reference, padded_left
+    from hc_lens.models.inputs import mask_of
     from hc_lens.units import UnitSpace
 
-    name, tolerance = settings.checkpoint.model, settings.tolerance
+    name, tolerance, rows = settings.checkpoint.model, settings.tolerance, settings.rows
+    if rows.path is not None and not rows.task:
+        raise HcLensError(f"expected --task with --path, got {rows.path} alone; name the task")
     model: Any = work.model(settings.checkpoint)
+    own = work.rows(model, work.held_out(rows)) if rows.task else None
     work.begin(resumes=True)
-    difference = largest_difference(model, checkpoint_of(name))
-    passed = difference <= tolerance
-    # A language model has none.
-    labels = {str(index): label for index, label in (model.labels or {}).items()}
+    reference = Reference(model, checkpoint_of(name))
+    found = {
+        "largest_logit_difference": reference.on_texts(PAIRS),
+        "random_rows_padded_right": reference.on_random_rows("right"),
+        "random_rows_padded_left": reference.on_random_rows("left"),
+    }
+    if own is not None:
+        found["your_rows"] = reference.on_batches(batch.inputs for batch in own)
+        # The batches of a decoder may have their pads on the left already.
+        right = (batch.inputs for batch in own if mask_of(batch.inputs)[:, 0].all())
+        found["your_rows_padded_left"] = reference.on_batches(map(padded_left, right))
+    passed = max(found.values()) <= tolerance
+    # A language model has no labels, and a decoder no line of the table of encoders.
+    more = {
+        "exact": reference.exact,
+        "labels": {str(k): v for k, v in (model.labels or {}).items()},
+    }
     work.finish(
         checkpoint=name,
         kind=type(model).__name__,
+        family=reference.family,
+        transformers=__version__,
+        dtype=str(model.cfg.dtype).removeprefix("torch."),
         fingerprint=work.fingerprint,
-        **({"labels": labels} if labels else {}),
+        **{name: value for name, value in more.items() if value},
         units=str(UnitSpace.of(model)),
         context=f"{model.cfg.n_ctx} tokens",
         texts=len(PAIRS),
-        largest_logit_difference=difference,
+        **found,
         tolerance=tolerance,
         parity=passed,
     )
     if not passed:
         raise HcLensError(
             f"expected logits within {tolerance:g} of Hugging Face's, got a difference of "
-            f"{difference:.3g}; raise --tolerance only for a model in low precision"
+            f"{max(found.values()):.3g}; raise --tolerance only for a model in low precision"
         )
-
-
-def largest_difference(model: HookedModel, checkpoint: str) -> float:
-    """Largest difference of a logit between a hooked model and Hugging Face's own, on `PAIRS`."""
-    import torch
-
-    from hc_lens.models.inputs import encode, mask_of, tokenizer_of
-    from hc_lens.models.loading import read_checkpoint
-    from hc_lens.models.quiet import quiet
-
-    with quiet():
-        reference = read_checkpoint(checkpoint).eval()
-    inputs, tokenizer = encode(model, list(PAIRS)), tokenizer_of(model)
-    real = mask_of(inputs).bool().cpu()
-    largest = 0.0
-    with torch.no_grad():
-        ours = model(**inputs).double().cpu()
-        for row, pair in enumerate(PAIRS):
-            theirs = reference(**tokenizer(*pair, return_tensors="pt")).logits[0].double()
-            # A language model has logits at every token, and none that matter at pads.
-            own = ours[row] if ours.ndim == 2 else ours[row][real[row]]
-            largest = max(largest, (own - theirs).abs().max().item())
-    return largest

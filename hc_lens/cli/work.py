@@ -330,7 +330,10 @@ class Work:
         return self.records
 
     def _show_finished(self) -> None:
+        from hc_lens.models.fingerprint import check_version
+
         document = json.loads((self.folder / RESULT).read_bytes())
+        check_version("results", document["model"], self.fingerprint, "give another --out")
         there = {"the model": document["model"], **document["inputs"]}
         here = {"the model": self.fingerprint, **self.inputs}
         for name in {**there, **here}:

@@ -38,6 +38,7 @@ from hc_lens.errors import HcLensError, check_choice
 from hc_lens.evaluation import evaluate
 from hc_lens.finetuning import checkpoints
 from hc_lens.finetuning.config import FinetuneConfig
+from hc_lens.models.fingerprint import same_version
 from hc_lens.models.inputs import mask_of
 from hc_lens.models.loading import HookedModel, load
 from hc_lens.records import Records, read_table, seed_of
@@ -124,7 +125,9 @@ def finetune(
         "data": train.fingerprint,
         "evaluation": {name: batches.fingerprint for name, batches in scored.items()},
     }
-    with Records(Path(folder), checkpoints.KIND, about, owner=True, alone=True) as records:
+    with same_version(hooked.fingerprint):
+        records = Records(Path(folder), checkpoints.KIND, about, owner=True, alone=True)
+    with records:
         start = checkpoints.last_usable(records, config.steps)
         if start is not None:
             checkpoints.remove_older_states(records, start)  # a kill may have left an older one

@@ -32,7 +32,7 @@ from hc_lens.masks.attached import warn_if_masked
 from hc_lens.masks.finite import check_finite, check_weights
 from hc_lens.masks.hooks import hook_points
 from hc_lens.masks.replacements import Source, rank_in_row
-from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.fingerprint import check_version, fingerprint
 from hc_lens.models.inputs import mask_of, pieces
 from hc_lens.models.reading import read_units
 from hc_lens.protocols import BatchLike, Model, check_batch
@@ -43,6 +43,8 @@ FORMAT, OLDER = "hc_lens.means.2", "hc_lens.means.1"
 """The format, and that of files without a seal, which are read too."""
 By = Literal["token", "position"]
 """One mean per unit over all tokens, or one for each position in the sentence."""
+AGAIN = "collect means on this model with hc.collect_means(model, batches)"
+"""What to do with means that do not fit a model."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,13 +102,14 @@ class Means(Source):
         if missing:
             raise HcLensError(
                 f"expected a mean for every unit, missing {missing[:3]} (of {len(missing)}); "
-                "collect means on this model with hc.collect_means(model, batches)"
+                f"{AGAIN}"
             )
-        if fingerprint(model) != self.model:
+        own = fingerprint(model)
+        check_version("means", self.model, own, AGAIN)
+        if own != self.model:
             raise HcLensError(
-                f"expected means of this model ({fingerprint(model)[:8]}), got means of another "
-                f"({self.model[:8]}) or of other weights, labels or dtype; collect means on this "
-                "model with hc.collect_means(model, batches)"
+                f"expected means of this model ({own[:8]}), got means of another "
+                f"({self.model[:8]}) or of other weights, labels or dtype; {AGAIN}"
             )
 
     def on(self, batch: BatchLike) -> Means:

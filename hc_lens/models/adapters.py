@@ -2,14 +2,16 @@
 
 1. TransformerLens 4 puts a TransformerBridge around a Hugging Face model. An adapter says which of
    the model's modules is which component; TransformerLens has none for classifiers of text.
-2. An encoder's adapter is made from its family's table (`hc_lens.models.families`): blocks, then
-   ``pooler`` (the dense layer in front of the classifier) and ``unembed`` (the classifier).
+2. An encoder's adapter is made from its family's table (`hc_lens.models.families`), unless the
+   table says that no component knows its blocks: the blocks, then ``pooler`` (the dense layer in
+   front of the classifier) and ``unembed`` (the classifier).
 3. A decoder's adapter is TransformerLens's own for the language model, with the matrix ``score`` as
    ``unembed``.
 4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a
    classifier. TransformerLens also finds the adapters itself, as entry points of the group
    ``transformer_lens.architectures``. But up to 4.3 it looks for these only after it has chosen
    from its own table, so that without `register` they count from the second model of a process on.
+   An adapter that the user has put into that table stays.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
+import transformer_lens.model_bridge  # noqa: F401 (before its factories, which 4.0 imports in a circle)
 import transformers as hf
 from transformer_lens.factories.architecture_adapter_factory import (
     SUPPORTED_ARCHITECTURES,
@@ -33,6 +36,7 @@ from transformer_lens.model_bridge.generalized_components import (
     PosEmbedBridge,
     UnembeddingBridge,
 )
+from transformer_lens.model_bridge.supported_architectures import BertArchitectureAdapter
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS,
 )
@@ -59,6 +63,36 @@ class ClassifierAdapter(ArchitectureAdapter):
         config = model_kwargs["config"]
         config.__class__ = _config_class(type(config), str(self.cfg.architecture))
 
+    def prepare_model(self, hf_model: Any) -> None:
+        """Give the configuration its own class back: one that was made here cannot be pickled."""
+        super().prepare_model(hf_model)
+        kind = type(hf_model.config)
+        if kind.__module__ == __name__:
+            hf_model.config.__class__ = kind.__base__
+
+    def setup_hook_compatibility(self, bridge: Any) -> None:
+        """Give a bridge the labels, the pad id and the tokenizer of its checkpoint.
+
+        TransformerLens calls this when it makes a bridge, and when it changes the bridge's mode.
+        """
+        from hc_lens.models.loading import carry_tokenizer, read_tokenizer  # imports this module
+
+        if "labels" in vars(bridge):
+            return
+        config = bridge.original_model.config
+        bridge.labels = dict(config.id2label) if self.classifies else {}
+        bridge.pad_token_id = config.pad_token_id
+        # TransformerLens reads tokenizers with a BOS in front, some of which then lose the special
+        # tokens that the model was trained with.
+        place = getattr(bridge.tokenizer, "name_or_path", None)
+        if place and self.classifies:
+            carry_tokenizer(bridge, read_tokenizer(place))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model is a classifier, by its architecture."""
+        return str(self.cfg.architecture).endswith("ForSequenceClassification")
+
 
 @cache
 def _config_class(known: type, architecture: str) -> type:
@@ -69,8 +103,12 @@ def _config_class(known: type, architecture: str) -> type:
     return own
 
 
-class EncoderAdapter(ClassifierAdapter):
-    """An encoder of one family: a classifier, or a masked language model."""
+class EncoderAdapter(ClassifierAdapter, BertArchitectureAdapter):
+    """An encoder of one family: a classifier, or a masked language model.
+
+    TransformerLens's BERT says how its weights are processed in compatibility mode; the modules are
+    those of the family's table.
+    """
 
     family: ClassVar[EncoderFamily]
     """The table of the family."""
@@ -79,12 +117,7 @@ class EncoderAdapter(ClassifierAdapter):
 
     def __init__(self, cfg: Any):
         super().__init__(cfg)
-        self.cfg.normalization_type = "LN"
-        self.cfg.positional_embedding_type = "standard"
-        self.cfg.final_rms = self.cfg.gated_mlp = self.cfg.attn_only = False
         self.cfg.attention_dir = "bidirectional"
-        # Its norms stand behind what they normalise.
-        self.supports_fold_ln = False
         family, tables = self.family, f"{self.prefix}.embeddings"
         layers, _, _ = family.layer.partition(".{l}.")
         self.component_mapping = {
@@ -104,6 +137,7 @@ class EncoderAdapter(ClassifierAdapter):
 
     def prepare_model(self, hf_model: Any) -> None:
         """Add the head that the model has, and the sizes of its configuration."""
+        super().prepare_model(hf_model)
         config, family, cfg = hf_model.config, self.family, self.cfg
         family.check(config)
         cfg.act_fn, cfg.eps = family.act(config), family.eps(config)
@@ -174,9 +208,11 @@ def _adapters() -> dict[str, type[ClassifierAdapter]]:
     """The adapters of every family: its classifiers, and masked language models without one."""
     found: dict[str, type[ClassifierAdapter]] = {}
     for kind, family in ENCODERS.items():
-        for name in (CLASSIFIERS[kind], MASKED.get(kind)):
-            if name is not None and name not in SUPPORTED_ARCHITECTURES:
-                found[name] = encoder_adapter(family, getattr(hf, name))
+        if not family.bridged:
+            continue
+        masked = {MASKED[kind]} if kind in MASKED else set()
+        for name in (CLASSIFIERS[kind], *(masked - SUPPORTED_ARCHITECTURES.keys())):
+            found[name] = encoder_adapter(family, getattr(hf, name))
     for kind, language_model in ARCHITECTURES.items():
         found[CLASSIFIERS[kind]] = decoder_adapter(language_model, CLASSIFIERS[kind])
     return found
@@ -196,13 +232,16 @@ def __getattr__(name: str) -> Any:
 def register() -> None:
     """Let TransformerLens know the adapters, in each of the two places where it looks.
 
-    From then on ``TransformerBridge.boot_transformers(folder)`` gives a classifier.
+    From then on ``TransformerBridge.boot_transformers(folder)`` gives a classifier. An adapter that
+    the user has put there for one of these architectures stays.
     """
     # First, as it warns of a name that it knows already.
     ArchitectureAdapterFactory.discover_entry_points()
     for name, adapter in ADAPTERS.items():
-        ArchitectureAdapterFactory.register_adapter(name, adapter)
+        if SUPPORTED_ARCHITECTURES.setdefault(name, adapter) is adapter:
+            ArchitectureAdapterFactory.register_adapter(name, adapter)
 
 
 for _name, _adapter in ADAPTERS.items():
+    # The first place; the entry points are the way into the second.
     SUPPORTED_ARCHITECTURES.setdefault(_name, _adapter)

@@ -22,16 +22,17 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers.activations import ACT2FN
 
 from hc_lens.blocks import NO_NORM, Block, Heads, Mlp, Norm
-from hc_lens.models.adapters import ADAPTERS
+from hc_lens.models.adapters import ClassifierAdapter
 from hc_lens.models.families import ARCHITECTURES, ENCODERS, MASKED
 from hc_lens.models.inputs import is_encoder, mask_of
+from hc_lens.models.installed import only_before_bridges
 from hc_lens.models.parts import Entered, Parts, Weights, first_positions, last_real
 from hc_lens.protocols import BatchLike, Model
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """What a component is given, by place and by name."""
-KNOWN = {*ADAPTERS, *ARCHITECTURES.values(), *MASKED.values()}
-"""The architectures whose blocks the kernels know."""
+LANGUAGE_MODELS = {*ARCHITECTURES.values(), *MASKED.values()}
+"""The architectures of language models whose blocks the kernels know."""
 
 
 class BridgeParts(Parts):
@@ -40,7 +41,11 @@ class BridgeParts(Parts):
     @staticmethod
     def owns(model: Model) -> bool:
         """Whether a model is one of these."""
-        return isinstance(model, TransformerBridge) and model.cfg.architecture in KNOWN
+        if not isinstance(model, TransformerBridge):
+            return False
+        # Of a classifier the adapter counts: that of another package may have other components.
+        ours = isinstance(model.adapter, ClassifierAdapter)
+        return ours or model.cfg.architecture in LANGUAGE_MODELS
 
     @property
     def is_classifier(self) -> bool:
@@ -57,17 +62,24 @@ class BridgeParts(Parts):
         return last_real(tokens, mask, self._pad, tokens)
 
     def can_view(self) -> bool:
-        """Not in compatibility mode, where weights are folded beside the model's own."""
-        return not self.model.compatibility_mode
+        """Not in compatibility mode, where weights are folded beside the model's own.
+
+        Nor an MLP whose gate has biases, which `hc_lens.blocks.Mlp` does not know.
+        """
+        mlps = [block.mlp for block in self.model.blocks]
+        biased = any(getattr(mlp, "b_gate", None) is not None for mlp in mlps)
+        return not (self.model.compatibility_mode or biased)
 
     def view(self, layer: int, weights: Weights) -> Block:
-        """The weights of one layer."""
-        block, name = self.model.blocks[layer], f"blocks.{layer}"
+        """The weights of one layer, which nothing can take the place of."""
+        if weights:
+            only_before_bridges("weights in the place of a model's own")
+        block = self.model.blocks[layer]
         return Block(
-            heads=self._heads(block.attn, f"{name}.attn", weights),
+            heads=self._heads(block.attn),
             norm1=_norm(block.ln1),
             norm2=_norm(block.ln2),
-            mlp=self._mlp(block.mlp, f"{name}.mlp", weights),
+            mlp=self._mlp(block.mlp),
             post_norm=is_encoder(self.model),
             parallel=bool(self.model.cfg.parallel_attn_mlp),
         )
@@ -96,7 +108,11 @@ class BridgeParts(Parts):
         """Up to the first component behind the blocks."""
         return _stream(self._reach(inputs, self._first_behind())[-1])
 
-    def head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
+    def head(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch *out"]:
         """With the components behind the blocks."""
         return self.unembed(resid if is_encoder(self.model) else self.model.ln_final(resid))
 
@@ -106,8 +122,8 @@ class BridgeParts(Parts):
         if not is_encoder(model):
             return model.unembed(normed)
         if self.is_classifier:
-            return model.unembed(self._family.activation()(model.pooler(normed[:, 0])))
-        act = ACT2FN[self._family.masked_act_fn(model.original_model.config)]
+            return model.unembed(self._family.activation(self._config)(model.pooler(normed[:, 0])))
+        act = ACT2FN[self._family.masked_act_fn(self._config)]
         return model.unembed(model.ln_final(act(model.mlm_head(normed))))
 
     def last_matrix(self) -> Float[Tensor, "d_model _"]:
@@ -116,8 +132,12 @@ class BridgeParts(Parts):
         return first.original_component.weight.detach().T
 
     @property
+    def _config(self) -> Any:
+        return self.model.original_model.config
+
+    @property
     def _family(self) -> Any:
-        return ENCODERS[self.model.original_model.config.model_type]
+        return ENCODERS[self._config.model_type]
 
     @property
     def _pad(self) -> int | None:
@@ -138,9 +158,11 @@ class BridgeParts(Parts):
             if len(seen) == len(components):
                 raise _Reached
 
+        # A cache would be handed to every run of a block, and grow.
+        beside = {} if is_encoder(self.model) else {"use_cache": False}
         handles = [each.register_forward_pre_hook(see, with_kwargs=True) for each in components]
         try:
-            self.model(**inputs)
+            self.model(**inputs, **beside)
         except _Reached:
             return seen
         finally:
@@ -148,11 +170,11 @@ class BridgeParts(Parts):
                 handle.remove()
         raise AssertionError("a component that the model does not run")
 
-    def _heads(self, attn: Any, name: str, weights: Weights) -> Heads:
-        cfg, own = self.model.cfg, attn.original_component
+    def _heads(self, attn: Any) -> Heads:
+        cfg, own, config = self.model.cfg, attn.original_component, self.model.original_model.config
         inside = [getattr(own, each) for each in ("self", "attention") if hasattr(own, each)]
         inner = [*inside, own][0]
-        read = partial(_read, attn, name, weights)
+        read = partial(_read, attn)
         rotary = None
         if cfg.positional_embedding_type == "rotary":
             rotary = partial(_rotate, self.model.rotary_emb.original_component)
@@ -166,17 +188,16 @@ class BridgeParts(Parts):
             b_V=read("b_V", (len(keys), cfg.d_head)),
             W_O=read("W_O"),
             b_O=read("b_O", (cfg.d_model,)),
-            scale=1 / getattr(inner, "scaling", 1.0),
+            scale=1 if config.model_type == "gpt_neo" else 1 / inner.scaling,
             causal=not is_encoder(self.model),
-            window=_window(inner, self.model.original_model.config),
+            window=_window(inner, config),
             rotate=rotary,
             norm_q=_norm(getattr(attn, "q_norm", None)),
             norm_k=_norm(getattr(attn, "k_norm", None)),
         )
 
-    def _mlp(self, mlp: Any, name: str, weights: Weights) -> Mlp:
-        cfg = self.model.cfg
-        read = partial(_read, mlp, name, weights)
+    def _mlp(self, mlp: Any) -> Mlp:
+        cfg, read = self.model.cfg, partial(_read, mlp)
         gated = getattr(mlp, "gate", None) is not None
         # PyTorch has this one as a single kernel.
         act = partial(gelu, approximate="tanh") if cfg.act_fn == "gelu_new" else ACT2FN[cfg.act_fn]
@@ -211,12 +232,8 @@ def _mask(inputs: Mapping[str, Tensor]) -> Int[Tensor, "batch pos"] | None:
     return mask_of(inputs) if any("mask" in name for name in inputs) else None
 
 
-def _read(
-    component: Any, name: str, weights: Weights, part: str, shape: tuple[int, ...] | None = None
-) -> Tensor:
-    """A weight of a component, detached, or what replaces it; zeros if there is none."""
-    if f"{name}.{part}" in weights:
-        return weights[f"{name}.{part}"]
+def _read(component: Any, part: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """A weight of a component, detached; zeros of a shape if there is none."""
     own = getattr(component, part, None)
     if own is None:
         assert shape is not None

@@ -12,8 +12,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -22,15 +21,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import PositionEmbeddingsAttentionBridge
+from transformer_lens.model_bridge.generalized_components import (
+    AttentionBridge,
+    PositionEmbeddingsAttentionBridge,
+)
 from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 from transformer_lens.utilities.devices import get_device
 
 from hc_lens.errors import HcLensError, check_choice
-from hc_lens.models.adapters import ADAPTERS, EncoderAdapter, encoder_adapter, register
+from hc_lens.models.adapters import ADAPTERS, CLASSIFIERS, EncoderAdapter, register
 from hc_lens.models.encoders import EncoderFamily
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode, is_encoder
+from hc_lens.models.installed import only_before_bridges
 from hc_lens.models.parts import last_real
 from hc_lens.protocols import Model
 
@@ -59,6 +62,7 @@ class _Bridge(TransformerBridge):
     def _run(self, input: Any, **given: Any) -> Any:
         """What TransformerBridge answers, without arguments that the model has no use for."""
         if is_encoder(self):
+            _check_whole(given)
             # Given, though None: else the bridge would count positions from the mask.
             given.setdefault("position_ids", None)
             if "token_type_embed" not in self.adapter.components:
@@ -68,8 +72,10 @@ class _Bridge(TransformerBridge):
         named = {name: value for name, value in given.items() if value is not None}
         keep = {name: None for name in ("position_ids", "return_type") if name in given}
         run = partial(TransformerBridge.forward, self, input, **{**keep, **named})
-        patterns = [block.attn.hook_pattern for block in self.blocks]
-        return _refusing_edits(run) if any(point.fwd_hooks for point in patterns) else run()
+        own = [block.attn for block in self.blocks if type(block.attn) is AttentionBridge]
+        points = [point for attn in own for point in (attn.hook_pattern, attn.hook_attn_scores)]
+        hooked = [point for point in points if point.fwd_hooks]
+        return _refusing_edits(run, hooked) if hooked else run()
 
 
 class BridgeClassifier(_Bridge):
@@ -102,12 +108,14 @@ class BridgeClassifier(_Bridge):
         )
         given = {"attention_mask": mask, **given, **read}
         logits = self._logits(given.pop("input"), **given)
+        if given.get("stop_at_layer") is not None:
+            return logits
         if return_type == "predictions":
             return [self.labels[label] for label in logits.argmax(-1).tolist()]
         return logits if return_type else None
 
     def _logits(self, read: Tensor, **given: Any) -> Tensor:
-        """The logits, of a decoder at the token where it is read."""
+        """The logits, of a decoder at the token where it is read; the stream of a stopped run."""
         ids = given.pop("tokens", None) if read.is_floating_point() else read
         if is_encoder(self) or given.get("stop_at_layer") is not None:
             return self._run(read, **given)
@@ -144,28 +152,54 @@ class BridgeLanguageModel(_Bridge):
         return self._run(tokens, return_type=return_type, **given)
 
 
+def _check_whole(given: Mapping[str, Any]) -> None:
+    """Refuse a part of an encoder: TransformerLens would run all of it and not say so."""
+    for name in ("start_at_layer", "stop_at_layer"):
+        if given.get(name) is not None:
+            raise HcLensError(
+                f"expected a run through all layers of an encoder, got {name}={given[name]}, which "
+                "TransformerLens 4 does not heed; run_with_cache keeps the stream at "
+                "blocks.0.hook_resid_pre and so on"
+            )
+
+
 HookedModel = BridgeClassifier | BridgeLanguageModel
 
 
-def _refusing_edits(run: Callable[[], Any]) -> Any:
-    """A forward pass in which an edited pattern that changes nothing is an HcLensError."""
-    with warnings.catch_warnings():
-        # TransformerLens hands out the pattern after it has been used, and warns of an edit.
-        warnings.filterwarnings("error", message=".*returned a modified tensor, but this attention")
-        try:
-            return run()
-        except UserWarning as edited:
+def _refusing_edits(run: Callable[[], Any], points: Sequence[Any]) -> Any:
+    """A forward pass in which a hook that edits what has been used before is an HcLensError."""
+    versions: dict[Any, int] = {}
+
+    def before(point: Any, args: tuple[Tensor]) -> None:
+        if not args[0].is_inference():  # these do not count the edits in place
+            versions[point] = args[0]._version
+
+    def behind(point: Any, args: tuple[Tensor], out: Tensor) -> None:
+        same = out is args[0] or torch.equal(out, args[0])
+        if not same or (point in versions and versions[point] != args[0]._version):
             raise HcLensError(
-                "expected hooks that read hook_pattern, got one that changes it, which has no "
-                "effect on this model with TransformerLens 4: Hugging Face's own attention has "
-                "used the pattern before; change hook_z instead, or use TransformerLens 3"
-            ) from edited
+                "expected hooks that read hook_pattern and hook_attn_scores, got one that changes "
+                "the pattern, which has no effect on this model with TransformerLens 4: Hugging "
+                "Face's own attention has used it before; change hook_z instead, or use "
+                "TransformerLens 3"
+            )
+
+    handles = [point.register_forward_pre_hook(before) for point in points]
+    handles += [point.register_forward_hook(behind) for point in points]
+    try:
+        return run()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def convert(
     hf_model: Any, family: EncoderFamily | str, *, device: str | None, dtype: torch.dtype
 ) -> HookedModel:
     """A bridge around a copy of a Hugging Face model; the family of a decoder is a name."""
+    if isinstance(family, EncoderFamily) and not family.bridged:
+        kind = hf_model.config.model_type
+        only_before_bridges(f"a {kind} checkpoint, whose blocks no component of a bridge knows")
     hf_model = copy.deepcopy(hf_model).eval()
     device = get_device() if device is None else device
     for parameter in hf_model.parameters():
@@ -177,10 +211,9 @@ def convert(
     cfg.device = device
     register()
     classifies = architecture.endswith("ForSequenceClassification")
-    if isinstance(family, EncoderFamily) and (classifies or architecture in ADAPTERS):
-        adapter: Any = encoder_adapter(family, type(hf_model))(cfg)
-    else:
-        adapter = ArchitectureAdapterFactory.select_architecture_adapter(cfg)
+    kind = CLASSIFIERS[config.model_type] if classifies else architecture
+    known = ADAPTERS.get(kind, ArchitectureAdapterFactory.select_architecture_adapter)
+    adapter: Any = known(cfg)
     if isinstance(family, EncoderFamily):
         family.check(hf_model.config)
     adapter.prepare_model(hf_model)
@@ -192,7 +225,6 @@ def convert(
                 block.attn.compatibility_mode = True
     if isinstance(model, BridgeLanguageModel):
         return model
-    model.labels = dict(config.id2label)
     if hf_model.config.pad_token_id is None and not isinstance(adapter, EncoderAdapter):
         # Hugging Face asks for one in its own answer, which is not used.
         hf_model.config.pad_token_id = 0

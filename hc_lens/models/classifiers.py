@@ -1,7 +1,8 @@
 """HookedEncoder and HookedTransformer with the head of their checkpoint.
 
-1. An encoder's classification head is ``pooler`` (a dense layer and its activation at position 0)
-   followed by ``unembed`` with one column per label.
+1. An encoder's classification head is ``pooler`` (a dense layer and its activation at position 0,
+   in ModernBERT also of the mean of all tokens, and with a norm) followed by ``unembed`` with one
+   column per label. A pre-norm encoder has ``ln_final`` in front of it.
 2. A decoder's classification head is ``unembed`` with one column per label, read at the rightmost
    token that is not a pad, on whichever side the pads are.
 3. A masked language model's head is ``mlm_head`` (a dense layer, its activation and a norm at every
@@ -15,15 +16,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import HookedEncoder, HookedTransformer
+from transformer_lens.components.bert_pooler import BertPooler
+from transformer_lens.components.layer_norm import LayerNorm
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
+from hc_lens.blocks import mean_of_tokens
 from hc_lens.errors import check_choice
+from hc_lens.models.embeddings import MaskedEmbed
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.inputs import Text, encode
 from hc_lens.models.parts import last_real
@@ -31,6 +36,11 @@ from hc_lens.protocols import Model
 
 Input = Int[Tensor, "batch pos"] | Text | Sequence[Text]
 """What a model reads: token ids, a sentence or a pair, or several of either."""
+
+
+def additive(mask: Int[Tensor, "batch pos"] | None) -> Float[Tensor, "batch 1 1 pos"] | None:
+    """Minus infinity at the pads, as HookedEncoder gives it to its blocks."""
+    return None if mask is None else torch.where(mask == 0, -torch.inf, 0.0)[:, None, None, :]
 
 
 class _Fingerprinted:
@@ -82,6 +92,31 @@ class _Encoder(_Fingerprinted, HookedEncoder, ABC):
         types = inputs.get("token_type_ids", torch.zeros_like(tokens))
         return tokens, types, inputs["one_zero_attention_mask"]
 
+    def enter(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        token_type_ids: Int[Tensor, "batch pos"] | None,
+        mask: Int[Tensor, "batch pos"] | None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream in front of the first block."""
+        given = (mask,) if isinstance(self.embed, MaskedEmbed) else ()
+        return self.hook_full_embed(self.embed(tokens, token_type_ids, *given))
+
+    def encoder_output(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        token_type_ids: Int[Tensor, "batch pos"] | None = None,
+        one_zero_attention_mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """HookedEncoder's own, whose embedding is also given the mask, if it takes one."""
+        device = self.unembed.W_U.device
+        given = (token_type_ids, one_zero_attention_mask)
+        types, mask = (None if each is None else each.to(device) for each in given)
+        resid, added = self.enter(tokens.to(device), types, mask), additive(mask)
+        for block in self.blocks:
+            resid = block(resid, added)
+        return resid
+
     def forward(  # type: ignore[override]
         self,
         input: Input | None = None,
@@ -98,18 +133,39 @@ class _Encoder(_Fingerprinted, HookedEncoder, ABC):
         """
         read = encode(self, input_ids if input is None else input)
         mask = attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
-        resid = self.encoder_output(
-            read["input"],
-            read.get("token_type_ids", token_type_ids),
-            read.get("one_zero_attention_mask", mask),
-        )
-        return self._answer(resid, return_type)
+        mask = read.get("one_zero_attention_mask", mask)
+        types = read.get("token_type_ids", token_type_ids)
+        resid = self.encoder_output(read["input"], types, mask)
+        return self._answer(resid, mask, return_type)
 
     @abstractmethod
     def _answer(
-        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None,
+        return_type: str | None,
     ) -> Float[Tensor, "batch *out"] | list[str] | None:
         """What the head says of the last residual stream, in the form that was asked for."""
+
+
+class Pooler(BertPooler):
+    """BertPooler that reads the mean of the tokens, or has a norm behind its activation."""
+
+    def __init__(self, cfg: HookedTransformerConfig, mean: bool, activation: nn.Module):
+        super().__init__(cfg)
+        setattr(self, "activation", activation)  # noqa: B010 (typed as Tanh there)
+        self.mean, self.ln = mean, LayerNorm(cfg)
+        self.says = f"{mean} {activation}"
+
+    def forward(  # type: ignore[override]
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch d_model"]:
+        """The normalised dense layer of what is read."""
+        read = mean_of_tokens(resid, mask) if self.mean else resid[:, :1]
+        made = self.activation(read @ self.W + self.b)
+        return self.hook_pooler_out(self.ln(made)[:, 0])
 
 
 class EncoderClassifier(_Classifier, _Encoder):
@@ -128,10 +184,22 @@ class EncoderClassifier(_Classifier, _Encoder):
         self.labels = labels
         self.setup()
 
+    def answer(
+        self, resid: Float[Tensor, "batch pos d_model"], mask: Int[Tensor, "batch pos"] | None
+    ) -> Float[Tensor, "batch labels"]:
+        """The logits of the stream behind the last block; a mean of tokens needs the mask."""
+        norm: Any = getattr(self, "ln_final", None)
+        normed = resid if norm is None else norm(resid)
+        plain = type(self.pooler) is BertPooler
+        return self.unembed(self.pooler(normed) if plain else self.pooler(normed, mask))
+
     def _answer(
-        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None,
+        return_type: str | None,
     ) -> Float[Tensor, "batch labels"] | list[str] | None:
-        return self._returned(self.unembed(self.pooler(resid)), return_type)
+        return self._returned(self.answer(resid, mask), return_type)
 
 
 class EncoderLanguageModel(_Encoder):
@@ -146,7 +214,10 @@ class EncoderLanguageModel(_Encoder):
         self.setup()
 
     def _answer(
-        self, resid: Float[Tensor, "batch pos d_model"], return_type: str | None
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None,
+        return_type: str | None,
     ) -> Float[Tensor, "batch pos vocab"] | None:
         check_choice("a masked language model's return_type", return_type, ("logits", None))
         logits = self.unembed(self.mlm_head(resid))

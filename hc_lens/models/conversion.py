@@ -21,6 +21,7 @@ from torch import Tensor
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 from transformers.activations import ACT2FN
 
+from hc_lens.errors import check_choice
 from hc_lens.models.classifiers import (
     DecoderClassifier,
     DecoderLanguageModel,
@@ -33,8 +34,8 @@ from hc_lens.models.encoders import EncoderFamily
 HookedModel = EncoderClassifier | EncoderLanguageModel | DecoderClassifier | DecoderLanguageModel
 
 _LAYOUTS = {
-    **dict.fromkeys(("W_Q", "W_K", "W_V"), "(h d) m -> h m d"),
-    **dict.fromkeys(("b_Q", "b_K", "b_V"), "(h d) -> h d"),
+    **dict.fromkeys(("W_Q", "W_K", "W_V", "W_Q_pos", "W_K_pos"), "(h d) m -> h m d"),
+    **dict.fromkeys(("b_Q", "b_K", "b_V", "b_Q_pos", "b_K_pos"), "(h d) -> h d"),
     "W_O": "m (h d) -> h d m",
 }
 
@@ -56,17 +57,23 @@ def _encoder(
 ) -> EncoderClassifier | EncoderLanguageModel:
     """A family's ...ForSequenceClassification or ...ForMaskedLM as a HookedEncoder."""
     config = hf_model.config
+    # DeBERTa's last layer may be set to run again, which no configuration says.
+    again = getattr(hf_model.base_model, "z_steps", 0)
+    check_choice("a model with z_steps", again, (0, 1))
     cfg = _config(family, hf_model, device, dtype)
     embed = family.embed(cfg, config)
     if hf_model.get_output_embeddings() is None:
         head = {"pooler.W": family.pooler, "unembed.W_U": family.classifier}
-        model = EncoderClassifier(cfg, dict(config.id2label), embed, family.activation())
+        activation = family.activation(config)
+        model = EncoderClassifier(cfg, dict(config.id2label), embed, activation)
     else:
         head, cfg.d_vocab_out = family.masked, config.vocab_size
         model = EncoderLanguageModel(cfg, embed, ACT2FN[family.masked_act_fn(config)])
     start = f"{hf_model.base_model_prefix}."
+    family.shape(model, config)
+    model.setup()  # the hook points of what has come
     theirs = {name.removeprefix(start): w for name, w in hf_model.state_dict().items()}
-    state = _state(theirs, cfg, family, head, family.first_position(config))
+    state = _state(model, family.unfuse(theirs, config), family, head, config)
     # Strict, so that a parameter that the family's table leaves out is an error.
     model.load_state_dict(dict(model.named_buffers()) | state)
     return model
@@ -79,7 +86,7 @@ def _config(
     family.check(config)
     return HookedTransformerConfig(
         d_model=config.hidden_size,
-        n_layers=config.num_hidden_layers,
+        n_layers=family.layers(config),
         n_heads=config.num_attention_heads,
         d_head=config.hidden_size // config.num_attention_heads,
         d_mlp=getattr(config, family.d_mlp),
@@ -95,34 +102,53 @@ def _config(
         device=device,
         dtype=dtype,
         init_weights=False,
+        **family.sizes(config),
     )
 
 
 def _state(
+    model: EncoderClassifier | EncoderLanguageModel,
     theirs: Mapping[str, Tensor],
-    cfg: HookedTransformerConfig,
     family: EncoderFamily,
     head: Mapping[str, str],
-    first: int,
+    config: Any,
 ) -> dict[str, Tensor]:
-    """The weights under HookedEncoder's names."""
-    words = theirs["embeddings.word_embeddings.weight"]
-    no_types = words.new_zeros(1, words.shape[1])
-    types = theirs.get("embeddings.token_type_embeddings.weight", no_types)
-    state = {
-        "embed.embed.W_E": words,
-        "embed.pos_embed.W_pos": theirs["embeddings.position_embeddings.weight"][first:],
-        "embed.token_type_embed.W_token_type": types.repeat(2, 1) if len(types) == 1 else types,
-    }
-    modules = {"embed.ln.w": "embeddings.LayerNorm", **head}
+    """The weights under HookedEncoder's names, as far as the model has them."""
+    own, n_heads = model.state_dict(), model.cfg.n_heads
+    state = _tables(own, theirs, family, family.first_position(config))
+    modules = {"embed.ln.w": family.embed_norm, **head}
     modules |= {ours: name for ours, name in family.extra.items() if f"{name}.weight" in theirs}
-    for layer in range(cfg.n_layers):
-        block = family.layer.format(l=layer)
+    for layer in range(model.cfg.n_layers):
+        block = family.block_prefix(config, layer)
         modules |= {f"blocks.{layer}.{ours}": block + name for ours, name in family.parts.items()}
     for weight, module in modules.items():
         bias = re.sub(r"\.[wW]", ".b", weight)
-        for name, value in ((weight, "weight"), (bias, "bias")):
-            state[name] = _laid_out(name, theirs[f"{module}.{value}"], cfg.n_heads)
+        if weight in own:
+            state[weight] = _laid_out(weight, theirs[f"{module}.weight"], n_heads)
+        if bias in own:
+            # A layer without a bias has one of zeros.
+            given = theirs.get(f"{module}.bias")
+            zeros = torch.zeros_like(own[bias])
+            state[bias] = zeros if given is None else _laid_out(bias, given, n_heads)
+    return state
+
+
+def _tables(
+    own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], family: EncoderFamily, first: int
+) -> dict[str, Tensor]:
+    """The tables of the embedding; of HookedEncoder's two token types, absent ones are zeros."""
+    found = {ours: theirs.get(f"{module}.weight") for ours, module in family.tables.items()}
+    words = found["embed.embed.W_E"]
+    assert words is not None
+    state = {}
+    for name, table in found.items():
+        if name.endswith("W_token_type"):
+            table = words.new_zeros(1, words.shape[1]) if table is None else table
+            table = table.repeat(2, 1) if len(table) == 1 else table
+        elif name.endswith("W_pos") and table is not None:
+            table = table[first:]
+        if table is not None and name in own:
+            state[name] = table
     return state
 
 

@@ -21,6 +21,7 @@ import torch
 from transformer_lens import loading_from_pretrained as loading
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
+from hc_lens.errors import HcLensError
 from hc_lens.models.classifiers import DecoderClassifier, DecoderLanguageModel
 from hc_lens.models.families import ARCHITECTURES
 from hc_lens.records import as_folder
@@ -46,6 +47,13 @@ def _config(config: Any, device: str | None, dtype: torch.dtype) -> HookedTransf
     with as_folder({"config.json": json.dumps(described).encode()}) as folder:
         place = _Place(folder)
         cfg = loading.get_pretrained_model_config(place, device=device, dtype=dtype)
+    windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    if windows and not cfg.use_local_attn:
+        raise HcLensError(
+            f"expected attention to all earlier tokens, got a {config.model_type} some of whose "
+            f"layers see {config.sliding_window} tokens (layer_types of its config.json), which "
+            "TransformerLens 3 passes over; use TransformerLens 4"
+        )
     cfg.tokenizer_name = None
     cfg.model_name = config.model_type
     return cfg

@@ -19,5 +19,5 @@ FAMILY = EncoderFamily(
     },
     d_mlp="hidden_dim",
     act_fn="activation",
-    activation=nn.ReLU,
+    activation=lambda config: nn.ReLU(),
 )

@@ -23,7 +23,7 @@ def _embed(cfg: Any, config: Any) -> nn.Module | None:
 FAMILY = EncoderFamily(
     pooler="classifier.dense",
     classifier="classifier.out_proj",
-    activation=nn.GELU,
+    activation=lambda config: nn.GELU(),
     embed=_embed,
     extra={"embed.W_project": "embeddings_project"},
 )

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from hc_lens.models import bert, distilbert, electra, roberta
+from hc_lens.models import (
+    albert,
+    bert,
+    deberta,
+    deberta_v1,
+    distilbert,
+    electra,
+    modernbert,
+    mpnet,
+    roberta,
+)
 from hc_lens.models.encoders import EncoderFamily
 
 ENCODERS: dict[str, EncoderFamily] = {
@@ -11,6 +21,11 @@ ENCODERS: dict[str, EncoderFamily] = {
     "xlm-roberta": roberta.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
+    "deberta": deberta_v1.FAMILY,
+    "deberta-v2": deberta.FAMILY,
+    "modernbert": modernbert.FAMILY,
+    "albert": albert.FAMILY,
+    "mpnet": mpnet.FAMILY,
 }
 """Hugging Face model type -> how its encoders are built."""
 

@@ -5,13 +5,20 @@
 3. Hash every parameter under its name: dtype, shape, bytes.
 4. Hash what is set on a module and is not what the configuration says: the scale of attention
    scores, a norm's epsilon, an activation function (by its name).
-The digest keys means, subnetworks and runs to the model they came from. Every call reads all of
+The digest keys means, subnetworks and runs to the model they came from. The weights of a
+TransformerBridge have other names and shapes than those of a HookedEncoder or HookedTransformer of
+the same checkpoint, so its digest is another. It ends in a mark, by which `check_version` tells
+this from another checkpoint.
+
+Every call reads all of
 this: an edit through ``.data`` or NumPy leaves no other trace. A fast checksum of the content tells
 whether the digest of the last call still holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -21,10 +28,13 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS
 
+from hc_lens.errors import HcLensError
 from hc_lens.protocols import Model
-from hc_lens.records import digest
+from hc_lens.records import OtherWorkError, digest
 from hc_lens.settings import plain_value
 
+BRIDGE = "-bridge"
+"""Ends the fingerprint of a TransformerBridge."""
 _ARCHITECTURE = (
     "n_layers",
     "n_heads",
@@ -51,7 +61,10 @@ _cache: WeakKeyDictionary[Model, tuple[list[object], str]] = WeakKeyDictionary()
 
 
 def fingerprint(model: Model) -> str:
-    """32 hexadecimal digits that name the model's weights, architecture and labels."""
+    """32 hexadecimal digits that name the model's weights, architecture and labels.
+
+    Those of a TransformerBridge are followed by `BRIDGE`.
+    """
     content: list[object] = [
         {name: str(getattr(model.cfg, name, None)) for name in _ARCHITECTURE},
         sorted((getattr(model, "labels", None) or {}).items()),
@@ -63,22 +76,53 @@ def fingerprint(model: Model) -> str:
     seen = [checksum(part) if isinstance(part, Tensor) else part for part in content]
     if model not in _cache or _cache[model][0] != seen:
         parts = (_bytes(part) if isinstance(part, Tensor) else part for part in content)
-        _cache[model] = (seen, digest(*parts))
+        is_bridge = any(kind.__name__ == "TransformerBridge" for kind in type(model).__mro__)
+        _cache[model] = (seen, digest(*parts) + (BRIDGE if is_bridge else ""))
     return _cache[model][1]
+
+
+def check_version(what: str, given: str, own: str, cure: str) -> None:
+    """Refuse what was made of a checkpoint with another TransformerLens than the one that runs it.
+
+    Args:
+        what: what was made, such as means.
+        given: the fingerprint that it carries.
+        own: the fingerprint of the model.
+        cure: what to do with this TransformerLens.
+    """
+    if not given or given.endswith(BRIDGE) == own.endswith(BRIDGE):
+        return
+    there, here = (4 if each.endswith(BRIDGE) else 3 for each in (given, own))
+    raise HcLensError(
+        f"expected {what} made with TransformerLens {here}, as this model is, got {what} made with "
+        f"TransformerLens {there}, where the same checkpoint has another fingerprint "
+        f"({given[:8]} there, {own[:8]} here); {cure}, or go on with TransformerLens {there}"
+    )
+
+
+@contextmanager
+def same_version(own: str) -> Iterator[None]:
+    """Opens a folder of work on a model, whose other `model` may be told by `check_version`."""
+    try:
+        yield
+    except OtherWorkError as error:
+        check_version("a run", str(error.there.get("model", "")), own, "name another folder")
+        raise
 
 
 def _set_by_hand(model: Model) -> list[object]:
     """The settings of modules that are not those of the configuration."""
     known = SUPPORTED_ACTIVATIONS.get(str(model.cfg.act_fn))
     usual = {"attn_scale": getattr(model.cfg, "attn_scale", None), "eps": model.cfg.eps}
+    usual["variance_epsilon"] = model.cfg.eps  # Hugging Face's name of it in RMS norms
     found: list[object] = []
     for name, module in model.named_modules():
         own = vars(module)
         found += [
             [name, key, str(own[key])] for key in usual if own.get(key, usual[key]) != usual[key]
         ]
-        if "scaling" in own:
-            found.append([name, "scaling", own["scaling"]])
+        # `says`: of a module of `hc_lens.models.encoder_blocks`.
+        found += [[name, key, own[key]] for key in ("scaling", "says") if key in own]
         if "act_fn" in own and own["act_fn"] is not known:
             found.append([name, "act_fn", plain_value(own["act_fn"])])
     return found

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -32,7 +31,13 @@ from transformer_lens.utilities.activation_functions import gelu_new, softcap_en
 from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES
 
 from hc_lens.blocks import NO_NORM, Block, Heads, Mlp, Norm
-from hc_lens.models.classifiers import DecoderClassifier, EncoderClassifier
+from hc_lens.models.classifiers import (
+    DecoderClassifier,
+    EncoderClassifier,
+    EncoderLanguageModel,
+    additive,
+)
+from hc_lens.models.encoder_blocks import ConvolvedBlock, EncoderAttention, PreNormBlock
 from hc_lens.models.inputs import mask_of
 from hc_lens.models.parts import Entered, Parts, Weights, first_positions
 from hc_lens.protocols import BatchLike, Model
@@ -40,6 +45,8 @@ from hc_lens.protocols import BatchLike, Model
 _OFF = ("clip_qkv", "use_attention_sinks", "load_in_4bit", "use_logn_attn", "use_dynamic_ntk_rope")
 """Settings of TransformerLens that the kernels do not know."""
 _NORMS = (LayerNorm, LayerNormPre, RMSNorm, RMSNormPre, nn.Identity, type(None))
+_BLOCKS = (BertBlock, PreNormBlock, ConvolvedBlock, TransformerBlock)
+_ATTENTIONS = (Attention, EncoderAttention, GroupedQueryAttention)
 _NORM_NAMES = ("ln1", "ln2", "ln1_post", "ln2_post")
 
 
@@ -55,6 +62,11 @@ class HookedParts(Parts):
     def is_classifier(self) -> bool:
         """Whether it is a classifier of `hc.load`."""
         return isinstance(self.model, EncoderClassifier | DecoderClassifier)
+
+    @property
+    def reads_mean(self) -> bool:  # type: ignore[override]
+        """By the pooler."""
+        return getattr(getattr(self.model, "pooler", None), "mean", False)
 
     def reads(self, batch: BatchLike) -> Int[Tensor, "batch"] | None:
         """Position 0 of an encoder, the last token of a decoder that is not a pad."""
@@ -75,8 +87,8 @@ class HookedParts(Parts):
             and cfg.original_architecture != "OlmoeForCausalLM"
             and not any(getattr(cfg, name, None) for name in _OFF)
             and not softcap_enabled(getattr(cfg, "attn_scores_soft_cap", None))
-            and all(type(block) in (BertBlock, TransformerBlock) for block in blocks)
-            and all(type(block.attn) in (Attention, GroupedQueryAttention) for block in blocks)
+            and all(type(block) in _BLOCKS for block in blocks)
+            and all(type(block.attn) in _ATTENTIONS for block in blocks)
             and all(type(norm) in _NORMS for norm in norms)
         )
 
@@ -90,22 +102,36 @@ class HookedParts(Parts):
             norm1=norms["ln1"],
             norm2=norms["ln2"],
             mlp=None if block.cfg.attn_only else _mlp(block.mlp, f"{name}.mlp", weights),
-            post_norm=type(block) is BertBlock,
+            post_norm=type(block) in (BertBlock, ConvolvedBlock),
             parallel=bool(block.cfg.parallel_attn_mlp),
             attention_norm=norms["ln1_post"],
             mlp_out_norm=norms["ln2_post"],
+            entrance=self._entrance(layer, weights),
         )
 
+    def _entrance(self, layer: int, weights: Weights) -> Norm:
+        """The norm behind the convolution of the layer before, which the kernels take here."""
+        before: Any = self.model.blocks[layer - 1] if layer else None
+        if not isinstance(before, ConvolvedBlock):
+            return NO_NORM
+        return _norm(before.conv.ln, f"blocks.{layer - 1}.conv.ln", weights)
+
     def final_norm(self) -> Norm:
-        """An encoder has none."""
+        """Most encoders have none."""
         return _norm(getattr(self.model, "ln_final", None), "ln_final", {})
 
     def enter(self, inputs: Mapping[str, Tensor], blocks: bool = False) -> Entered:
         """The model's own embedding."""
         model, tokens = self.model, inputs["input"]
         if isinstance(model, HookedEncoder):
-            resid = model.hook_full_embed(model.embed(tokens, inputs.get("token_type_ids")))
-            return Entered(resid, inputs.get("one_zero_attention_mask"))
+            types, mask = inputs.get("token_type_ids"), inputs.get("one_zero_attention_mask")
+            if isinstance(model, EncoderClassifier | EncoderLanguageModel):
+                resid = model.enter(tokens, types, mask)
+            else:
+                resid = model.hook_full_embed(model.embed(tokens, types))
+            first: Any = model.blocks[0]
+            convolved = first.conv(resid, mask) if isinstance(first, ConvolvedBlock) else None
+            return Entered(resid, mask, convolved=convolved)
         resid, _, positions, mask = model.input_to_embed(
             tokens, prepend_bos=False, attention_mask=inputs.get("attention_mask")
         )
@@ -116,10 +142,8 @@ class HookedParts(Parts):
         block, attended = self.model.blocks[layer], entered.mask
         if not isinstance(self.model, HookedEncoder):
             return partial(block, shortformer_pos_embed=entered.positions, attention_mask=attended)
-        if attended is not None:
-            # Minus infinity at the pads, as HookedEncoder gives it to its blocks.
-            attended = torch.where(attended == 0, -torch.inf, 0.0)[:, None, None, :]
-        return lambda resid: block(resid, attended)
+        added = additive(attended)
+        return lambda resid: block(resid, added)
 
     def stream(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "batch pos d_model"]:
         """Without what stands behind the blocks."""
@@ -129,8 +153,14 @@ class HookedParts(Parts):
             return model.encoder_output(inputs["input"], types, mask)
         return model(**inputs, stop_at_layer=model.cfg.n_layers)
 
-    def head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
+    def head(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch *out"]:
         """The model's own head."""
+        if isinstance(self.model, EncoderClassifier):
+            return self.model.answer(resid, mask)
         if isinstance(self.model, HookedEncoder):
             return self.unembed(resid)
         # Not a classifier's own, which would look for tokens to find where it is read.
@@ -167,6 +197,7 @@ def _heads(attn: Any, name: str, weights: Weights) -> Heads:
     read = _read(attn, name, weights)
     shared = "_" if type(attn) is GroupedQueryAttention else ""
     cfg = attn.cfg
+    own = isinstance(attn, EncoderAttention)
     rotary = cfg.positional_embedding_type == "rotary"
     direction = getattr(attn, "_attention_dir_override", None) or cfg.attention_dir
     return Heads(
@@ -180,10 +211,12 @@ def _heads(attn: Any, name: str, weights: Weights) -> Heads:
         b_O=read["b_O"],
         scale=attn.attn_scale,
         causal=direction == "causal",
-        window=cfg.window_size if attn.attn_type == "local" else None,
+        window=attn.window if own else cfg.window_size if attn.attn_type == "local" else None,
         rotate=(lambda x, mask: attn.apply_rotary(x, 0, mask)) if rotary else None,
         norm_q=_norm(attn.q_norm, f"{name}.q_norm", weights),
         norm_k=_norm(attn.k_norm, f"{name}.k_norm", weights),
+        bias=attn.bias(read, fixed=True) if own else None,
+        pads_see_all=own and attn.pads_see_all,
     )
 
 

@@ -12,13 +12,13 @@ def has_bridges(installed: str) -> bool:
 
     A version that hc_lens does not run on is an HcLensError.
     """
-    major = installed.split(".")[0]
-    if major not in ("3", "4"):
+    numbers = [int(part) for part in installed.split(".")[:2] if part.isdigit()]
+    if not [3, 9] <= numbers < [5]:
         raise HcLensError(
             f"expected TransformerLens 3 (from 3.9) or 4, got {installed}; install one of them: "
             'pip install "transformer-lens>=3.9,<5"'
         )
-    return major == "4"
+    return numbers >= [4]
 
 
 def _installed() -> str:

@@ -17,6 +17,7 @@ from hc_lens.errors import HcLensError
 from hc_lens.models.installed import BRIDGES
 from hc_lens.models.parts import Parts
 from hc_lens.protocols import Model
+from hc_lens.units import check_head
 
 if TYPE_CHECKING or not BRIDGES:
     from hc_lens.models.conversion import HookedModel, convert
@@ -30,6 +31,7 @@ __all__ = ["HookedModel", "convert", "known_parts", "parts_of"]
 
 def parts_of(model: Model) -> Parts | None:
     """The parts of a model; None if hc_lens can only run it as a whole."""
+    check_head(model)
     return KnownParts(model) if KnownParts.owns(model) else None
 
 

@@ -9,7 +9,8 @@
    class does, and weights in a quantised form, which need such code, are refused.
    A folder that has been kept as a record (`hc_lens.records`) is read only as it was written.
 4. The family's file converts the weights; the model also gets the tokenizer, the
-   label names and the pad id.
+   label names and the pad id. Its logits on a few tokens must be Hugging Face's
+   (`hc_lens.models.probe`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from hc_lens.data.labels import name_labels
 from hc_lens.errors import HcLensError, first_line
 from hc_lens.models.families import ARCHITECTURES, FAMILIES, MASKED
 from hc_lens.models.inputs import is_encoder
+from hc_lens.models.installed import BRIDGES, INSTALLED
 from hc_lens.models.lens import HookedModel, convert
+from hc_lens.models.probe import check_logits
 from hc_lens.models.quiet import quiet
 from hc_lens.records import changed_file
 
@@ -50,6 +53,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "sentencepiece.bpe.model",
     "spiece.model",
+    "spm.model",
 )
 
 
@@ -72,10 +76,12 @@ def load(
             placeholders such as ``LABEL_0``; they may not contradict its own.
 
     Returns:
-        An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT and ELECTRA; a
-        `DecoderClassifier` (a HookedTransformer) for decoders; a `DecoderLanguageModel` (a
+        An `EncoderClassifier` (a HookedEncoder) for BERT, RoBERTa, DistilBERT, ELECTRA, DeBERTa-v2
+        and v3, ModernBERT, ALBERT and MPNet; a `DecoderClassifier` (a HookedTransformer) for
+        decoders; a `DecoderLanguageModel` (a
         HookedTransformer) for a causal language model; an `EncoderLanguageModel` (a HookedEncoder)
-        for a masked language model of BERT or RoBERTa. Each carries `tokenizer`, `labels` (empty
+        for a masked language model of BERT or RoBERTa. With TransformerLens 4 a `BridgeClassifier`
+        or a `BridgeLanguageModel` (a TransformerBridge). Each carries `tokenizer`, `labels` (empty
         for a language model) and `fingerprint`.
     """
     check_device(device)
@@ -91,11 +97,25 @@ def load(
                 "expected a directory, a Hub id or a Hugging Face model, got "
                 f"{type(source).__name__}; pass the path of a saved checkpoint"
             )
-        family = FAMILIES[hf_model.config.model_type]
-        where = None if device is None else str(device)
-        model = convert(hf_model, family, device=where, dtype=dtype)
-    _carry(model, hf_model.config, tokenizer, labels)
-    return model.requires_grad_(False).eval()
+        model = _convert(hf_model, None if device is None else str(device), dtype)
+        _carry(model, hf_model.config, tokenizer, labels)
+        model.requires_grad_(False).eval()
+        check_logits(hf_model, model)
+    return model
+
+
+def _convert(hf_model: Any, device: str | None, dtype: torch.dtype) -> HookedModel:
+    """The hooked model; what its TransformerLens cannot take is an HcLensError."""
+    try:
+        return convert(hf_model, FAMILIES[hf_model.config.model_type], device=device, dtype=dtype)
+    except HcLensError:
+        raise
+    except Exception as error:  # each converter fails in its own way
+        raise HcLensError(
+            f"expected a {type(hf_model).__name__} that TransformerLens {INSTALLED} can take, got "
+            f"one with which it fails: {first_line(error)}; try it with TransformerLens "
+            f"{3 if BRIDGES else 4}, and open an issue"
+        ) from error
 
 
 def check_device(device: str | torch.device | None) -> None:
@@ -126,6 +146,11 @@ def _check_kind(config: Any, architecture: str) -> None:
             "expected a sequence classifier (...ForSequenceClassification), a causal language "
             f"model or one of the masked language models {sorted(MASKED.values())}, got "
             f"{architecture}; fine-tune it with a classification head first"
+        )
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise HcLensError(
+            "expected a classifier of which one label is right, got one for several at once "
+            "(problem_type='multi_label_classification'); load a checkpoint trained for one label"
         )
     if config.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
         raise HcLensError(
@@ -372,17 +397,21 @@ def _named(source: str | Path, what: str, files: Sequence[str]) -> str:
 
 def _carry(model: HookedModel, config: Any, tokenizer: Any, labels: Sequence[str] | None) -> None:
     """Give the model its tokenizer, pad id and labels."""
-    tokenizer = None if tokenizer is None else with_pad(tokenizer)
-    if not is_encoder(model):
-        # Tokenise as Hugging Face does: a BOS only where the tokenizer itself puts one.
-        puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
-        model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
+    carry_tokenizer(model, tokenizer)
     named: dict[int, str] = getattr(model, "labels", {})
     if labels is not None:
         named = name_labels(named, labels)
-    for name, value in (
-        ("tokenizer", tokenizer),
-        ("pad_token_id", config.pad_token_id),
-        ("labels", named),
-    ):
+    for name, value in (("pad_token_id", config.pad_token_id), ("labels", named)):
         setattr(model, name, value)
+
+
+def carry_tokenizer(model: Any, tokenizer: Any) -> None:
+    """Give a model its tokenizer, with which it tokenises as Hugging Face does."""
+    tokenizer = None if tokenizer is None else with_pad(tokenizer)
+    if not is_encoder(model):
+        # A BOS only where the tokenizer itself puts one.
+        puts_bos = tokenizer is not None and len(tokenizer.encode("")) > 0
+        model.cfg.tokenizer_prepends_bos = model.cfg.default_prepend_bos = puts_bos
+    # In the place of another one, a bridge would change it.
+    model.tokenizer = None
+    model.tokenizer = tokenizer

@@ -36,6 +36,8 @@ class Entered(NamedTuple):
     """What a model whose heads add the positions themselves (shortformer) gives to every block."""
     beside: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] = ()
     """What a bridge gives to each of its blocks beside the stream."""
+    convolved: Float[Tensor, "batch pos d_model"] | None = None
+    """What a convolution (DeBERTa-v2) makes of the embeddings, for a block's `entrance`."""
 
 
 class Parts(ABC):
@@ -43,6 +45,8 @@ class Parts(ABC):
 
     behind: tuple[str, ...] = ("ln_final", "mlm_head", "unembed")
     """The parts of a language model behind its last block."""
+    reads_mean = False
+    """Whether a classifier reads the mean of all tokens (ModernBERT), not one position."""
 
     def __init__(self, model: Model):
         self.model: Any = model
@@ -84,15 +88,19 @@ class Parts(ABC):
         """The residual stream behind the last block."""
 
     @abstractmethod
-    def head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
-        """The logits of the stream behind the last block.
+    def head(
+        self,
+        resid: Float[Tensor, "batch pos d_model"],
+        mask: Int[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch *out"]:
+        """The logits of the stream behind the last block; a mean over the tokens needs the mask.
 
         They are [batch, labels] from an encoder's classifier, else they stand at every position.
         """
 
     @abstractmethod
     def unembed(self, normed: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch *out"]:
-        """The same from the stream behind the final norm; an encoder has none."""
+        """The same from what is read of the stream behind the final norm, if there is one."""
 
     @abstractmethod
     def last_matrix(self) -> Float[Tensor, "d_model _"]:

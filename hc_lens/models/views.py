@@ -13,6 +13,8 @@ A new kind of model needs its own `hc_lens.models.parts.Parts`; every engine the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.utilities.activation_functions import softcap_enabled
@@ -61,7 +63,9 @@ class ModelView:
     def start(self, batch: BatchLike) -> tuple[Float[Tensor, "batch pos d_model"], Context]:
         """The residual stream in front of the first block, and who may attend to whom."""
         entered, reads = self.parts.enter(batch.inputs), read_positions(self.model, batch)
-        return entered.resid, Context.of(entered.mask, reads, entered.resid.shape[1], self.causal)
+        pos, mean = entered.resid.shape[1], self.parts.reads_mean
+        context = Context.of(entered.mask, reads, pos, self.causal, mean)
+        return entered.resid, replace(context, beside=entered.convolved)
 
     def logits(self, read: Float[Tensor, "rows 1 d_model"]) -> Float[Tensor, "rows out"]:
         """The logits, from the normalised stream at each row's read position."""
@@ -74,4 +78,4 @@ class ModelView:
         """What `Readout.held` keeps of the stream behind the last block, at every position or at
         the read positions alone."""
         read = resid if resid.shape[1] == 1 else context.at_reads(resid)
-        return read.squeeze(1) if readout.split else self.logits(self.final(read))
+        return read.squeeze(1) if readout.split else self.logits(context.pooled(self.final(read)))

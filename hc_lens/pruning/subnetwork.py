@@ -28,7 +28,7 @@ from hc_lens.errors import HcLensError, first_line
 from hc_lens.masks.ablate import attach
 from hc_lens.masks.hooks import Handle
 from hc_lens.masks.replacements import Source
-from hc_lens.models.fingerprint import fingerprint
+from hc_lens.models.fingerprint import check_version, fingerprint
 from hc_lens.protocols import Model
 from hc_lens.records import as_folder, digest, json_bytes, sealed, unsealed, write_file
 from hc_lens.units import UnitSet, UnitSpace, as_units
@@ -102,11 +102,14 @@ class Subnetwork:
 
     def check(self, model: Model) -> None:
         """The subnetwork must be of this model."""
-        if fingerprint(model) != self.model:
+        own = fingerprint(model)
+        mask = "use hc.masked(model, sub.mask, means) if it is the same checkpoint"
+        check_version("a subnetwork", self.model, own, f"prune again, {mask}")
+        if own != self.model:
             found = self.model[:8] or "several models combined"
             raise HcLensError(
                 f"expected the model of this subnetwork ({found}), got another "
-                f"({fingerprint(model)[:8]}) or one with other weights, labels or dtype; load the "
+                f"({own[:8]}) or one with other weights, labels or dtype; load the "
                 "checkpoint it was found in, or use hc.masked(model, sub.mask, means)"
             )
 

@@ -53,7 +53,7 @@ def warm_start(job: Job[Any], batches: Sequence[BatchLike], generator: torch.Gen
     moved = torch.zeros_like(found)
     moved[free] = job.config.warm_start * standard_logs(found[free])
     with torch.no_grad():
-        job.gates.log_alpha += moved.to(job.gates.log_alpha)
+        job.gates.log_alpha.add_(moved.to(job.gates.log_alpha))
 
 
 def standard_logs(positive: Float[Tensor, "units"]) -> Float[Tensor, "units"]:

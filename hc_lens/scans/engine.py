@@ -8,7 +8,8 @@
    are alive at once; then the child that removes nothing is continued.
 3. Children are stacked along the batch as far as the memory allows. On a processor only up to some
    hundred tokens: beyond that a larger stack is no faster.
-4. The last layer runs at the read positions alone. A replacement that depends on the activation
+4. The last layer runs at the read positions alone, unless a classifier reads the mean of all
+   tokens. A replacement that depends on the activation
    (`Resample`, `Counterfactual`, means by position) may need the others: there a child that removes
    something from the last layer runs at every position.
 5. A batch is cut along its rows if it does not fit into the memory, and on a processor if it is
@@ -19,6 +20,7 @@ The result is exact: the same sums in another order.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -70,8 +72,12 @@ class SuffixEngine:
         self.source, self.memory = source, memory
         self.parts = [parts_of(units, self.space.n_layers) for units in sets]
         self.layers = layers_of(self.model)
-        # One level per layer that a set touches, and the node that does not branch.
-        self._levels = 1 + max((sum(map(bool, parts)) for parts in self.parts), default=0)
+
+    def of_sets(self, chosen: Sequence[int]) -> SuffixEngine:
+        """This engine for some of its sets, by their indices."""
+        engine = copy.copy(self)
+        engine.parts = [self.parts[index] for index in chosen]
+        return engine
 
     @torch.no_grad()
     def held(
@@ -120,9 +126,10 @@ class SuffixEngine:
     ) -> Results:
         """The last layer, at the read positions alone where that is enough."""
         at_reads, everywhere = [], []
+        narrows = not self.layers.watched and not stream.context.mean
         for branch in branches:
             enough = self.source.constant or not branch.part
-            (at_reads if enough and not self.layers.watched else everywhere).append(branch)
+            (at_reads if enough and narrows else everywhere).append(branch)
         for narrow, group in ((True, at_reads), (False, everywhere)):
             if not group:
                 continue
@@ -168,7 +175,9 @@ class SuffixEngine:
     def _row_bytes(self, pos: int) -> int:
         """Bytes for one row of `pos` tokens: its activations, and what the source holds of it."""
         held = pos * self.source.bytes_per_token(self.model.cfg)
-        return held + self.layers.row_bytes(pos, self._levels)
+        # One level per layer that a set touches, and the node that does not branch.
+        levels = 1 + max((sum(map(bool, parts)) for parts in self.parts), default=0)
+        return held + self.layers.row_bytes(pos, levels)
 
 
 def _chunks(branches: list[Branch], size: int) -> Iterator[list[Branch]]:

@@ -114,6 +114,11 @@ class FusedLayers:
         self.view, self.readout = ModelView(model), Readout(model)
         self.held_bytes = sum(block.W_qkv.nbytes for block in self.view.blocks)
         """Bytes that are held for the whole scan beside the model."""
+        heads = [block.heads for block in self.view.blocks]
+        biased = any(each.bias is not None or each.pads_see_all for each in heads)
+        masked = self.view.causal or biased or any(each.window for each in heads)
+        # Numbers for each pair of tokens: the mask, and what scores have added.
+        self._pairs = masked + 8 * biased * model.cfg.n_heads
 
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
@@ -133,7 +138,7 @@ class FusedLayers:
         cfg = self.view.model.cfg
         # What recursion holds, and the widest moment above it.
         held = (3 * levels + 1 + cfg.parallel_attn_mlp) * cfg.d_model
-        attention = 9 * cfg.d_model + self.view.causal * pos
+        attention = 9 * cfg.d_model + self._pairs * pos
         mlp = 4 * cfg.d_model + (4 if cfg.gated_mlp else 2) * (cfg.d_mlp or 0)
         return pos * (held + max(attention, mlp)) * cfg.dtype.itemsize
 
@@ -143,7 +148,9 @@ class _FusedStep:
 
     def __init__(self, block: Block, index: int, stream: Stream, resid: Resid, narrow: bool):
         self._block, self._index, self._stream = block, index, stream
-        reads, context = block.attention_input(resid), stream.context
+        context = stream.context
+        resid = block.begin(resid, context)
+        reads = block.attention_input(resid)
         if narrow:
             self._z = block.attend_at(reads, context)
             resid = context.at_reads(resid)
@@ -203,7 +210,8 @@ class HookedLayers:
     def start(self, batch: BatchLike, source: Source) -> Stream:
         """Embed a batch; the source is bound to it."""
         entered = self.parts.enter(batch.inputs, blocks=True)
-        context = Context(entered.mask, reads=read_positions(self.model, batch))
+        reads = read_positions(self.model, batch)
+        context = Context(entered.mask, reads=reads, mean=self.parts.reads_mean)
         return Stream(entered.resid, batch.inputs["input"], source, context, entered)
 
     def step(self, stream: Stream, layer: int, resid: Resid, narrow: bool) -> Step:
@@ -227,7 +235,7 @@ class HookedLayers:
         assert reads is not None
         if self.readout.split:
             return at_positions(resid, reads)
-        logits = self.parts.head(resid)
+        logits = self.parts.head(resid, stream.context.mask)
         return logits if logits.ndim == 2 else at_positions(logits, reads)
 
     def row_bytes(self, pos: int, levels: int) -> int:

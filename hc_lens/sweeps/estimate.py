@@ -2,8 +2,9 @@
 
 1. `measure` times one update of the gates and one evaluated row, each on the second of two batches:
    the first pays for what is set up once. Nothing of the model changes.
-2. `seconds` adds up the updates of all prunings, the evaluations of all subnetworks, and two runs
-   of the training rows for each checkpoint: for the means, and for the full model's own logits.
+2. `seconds` adds up the updates and the warm starts of all prunings, the evaluations of all
+   subnetworks, and two runs of the training rows for each checkpoint: for the means, and for the
+   full model's own logits.
 3. `expected` says it for as many processes as there will be.
 
 Runs in several processes share the machine's memory, so that two of them take a little more than
@@ -23,6 +24,7 @@ from hc_lens.pruning.config import PathConfig, PruneConfig
 from hc_lens.pruning.job import Job
 from hc_lens.pruning.teacher import Teacher
 from hc_lens.pruning.train import GateTraining, frozen
+from hc_lens.pruning.warm import WARM_BATCHES
 from hc_lens.sweeps.config import SweepConfig
 from hc_lens.sweeps.engines import cores
 
@@ -58,7 +60,7 @@ def seconds(config: SweepConfig, speed: Speed, train_rows: int, evaluation_rows:
     """What a sweep takes on one process, in seconds."""
     prunings = len(config.checkpoints) * len(config.seeds)
     updates = sum(
-        each.steps * each.accumulate
+        each.steps * each.accumulate + (WARM_BATCHES if each.warm_start else 0)
         for group in config.groups()
         for each in [config.prune_config(group[0], config.seeds[0])]
     )

@@ -28,6 +28,7 @@ from safetensors.torch import load
 from hc_lens.errors import HcLensError
 from hc_lens.masks.means import Means
 from hc_lens.metrics import NAMED, SHARE
+from hc_lens.models.fingerprint import check_version
 from hc_lens.pruning.path import State
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.records import (
@@ -51,7 +52,7 @@ ABOUT, EVALUATION, MEANS = "about.json", "evaluation.csv", "means.safetensors"
 STATE = "state.safetensors"
 """Files of the records; `STATE` is what a path goes on from."""
 TABLE, FULL_TABLE = "runs.parquet", "full.parquet"
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 """Raised whenever means, pruning or evaluation give other numbers, or more, for the same input."""
 SCORES = ["dataset", "case", "side", "n", "accuracy", "low", "high"]
 MEASURES = [*SCORES, "kl", "agreement"]
@@ -189,6 +190,7 @@ def name_checkpoint(store: Records, name: str, model: str) -> None:
     record = f"{CHECKPOINTS}/{safe_name(name)}"
     store.write(record, {ABOUT: json_bytes({"name": name, "model": model})})
     known = json.loads((store.read(record) or {})[ABOUT])["model"]
+    check_version("a store", known, model, "use another store")
     if known != model:
         raise HcLensError(
             f"expected the model that the store {store.address} knows as {name!r} ({known[:8]}), "

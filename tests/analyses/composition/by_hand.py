@@ -26,7 +26,8 @@ def _through(norm, cache, name: str, at: Tensor, change: Tensor, norms: str) -> 
 def inputs_without(model, inputs, means, sender, norms: str):
     """What every receiver would read without the sender's contribution, and what heads read."""
     _, cache = model.run_with_cache(**inputs, return_type="logits")
-    encoder, change, moved = is_encoder(model), None, {}
+    encoder = hasattr(model.blocks[0], "hook_normalized_resid_post")  # with norms behind
+    change, moved = None, {}
 
     def add(one, other):
         return other if one is None else one + other
@@ -103,7 +104,7 @@ def patched_logits(model, inputs, moved, receiver) -> Tensor:
 
 def _reading(module, read: Tensor, model, inputs) -> Tensor:
     """A full forward pass in which a module reads something else."""
-    handle = module.register_forward_pre_hook(lambda _, given: (read,))
+    handle = module.register_forward_pre_hook(lambda _, given: (read, *given[1:]))
     try:
         return model(**inputs)
     finally:

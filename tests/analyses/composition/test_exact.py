@@ -16,15 +16,17 @@ from hc_lens.units import Unit
 from tests import tiny
 from tests.analyses.composition.by_hand import inputs_without, patched_logits
 from tests.hc_lens.pairs import deep_model, pair_batches
-from tests.lens import hooked_only
+from tests.lens import BRIDGES, hooked_only
 
 NORMS = ("frozen", "recomputed")
+JOINT = ["bert", "roberta", "gpt2", "distilbert", "gpt_neox", "llama"]
+JOINT += [] if BRIDGES else ["deberta-v2", "modernbert", "modernbert-mean", "albert", "mpnet"]
 SENDERS = [(Unit(0, 1),), (Unit(2, 3),), (Unit(1),)]
 
 
-def prepared(family: str, dtype: torch.dtype = torch.float64, **settings):
-    model = deep_model(family, dtype)
-    batches = pair_batches(model, **settings)
+def prepared(family: str, dtype: torch.dtype = torch.float64, n_rows: int = 24, **changes):
+    model = deep_model(family, dtype, **changes)
+    batches = pair_batches(model, n_rows)
     return model, batches, hc.collect_means(model, batches, progress=False)
 
 
@@ -39,6 +41,15 @@ def engine_edges(model, means, norms, batch, sender, receivers):
     return engine.edges(clean, sender, receivers)
 
 
+def check_edges(model, means, norms, batch, sender, receivers) -> None:
+    """Every edge against one full forward pass with the receiver's input rebuilt."""
+    found = engine_edges(model, means, norms, batch, sender, receivers)
+    moved = inputs_without(model, batch.inputs, means, sender[0], norms)
+    for receiver, logits in zip(receivers, found, strict=True):
+        slow = patched_logits(model, batch.inputs, moved, receiver)
+        assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norms", NORMS)
 def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(family, norms):
@@ -47,11 +58,26 @@ def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(famil
     for sender in SENDERS:
         receivers = as_receivers(model, sender)
         receivers += [Receiver.parse("L3.H2")]
-        found = engine_edges(model, means, norms, batch, sender, receivers)
-        moved = inputs_without(model, batch.inputs, means, sender[0], norms)
-        for receiver, logits in zip(receivers, found, strict=True):
-            slow = patched_logits(model, batch.inputs, moved, receiver)
-            assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
+        check_edges(model, means, norms, batch, sender, receivers)
+
+
+@hooked_only
+@pytest.mark.parametrize("norms", NORMS)
+@pytest.mark.parametrize("name", ["deberta-v3", "modernbert-mean", "albert", "mpnet"])
+def test_edges_of_encoders_with_attention_of_their_own_equal_forward_passes(name, norms):
+    model, batches, means = prepared(name, n_rows=6)
+    batch = batches[0]
+    for sender in SENDERS[:2]:
+        receivers = as_receivers(model, sender)[:: 3 if sender[0].layer else 7]
+        receivers.append(Receiver.parse("classifier"))
+        check_edges(model, means, norms, batch, sender, receivers)
+
+
+@hooked_only
+def test_a_convolution_between_layers_is_refused():
+    model, batches, means = prepared("deberta-v2", n_rows=6, conv_kernel_size=3)
+    with pytest.raises(HcLensError, match="with a convolution between its layers"):
+        edge_effects(model, batches, means, progress=False)
 
 
 @hooked_only
@@ -66,7 +92,7 @@ def test_in_single_precision_the_edges_agree_to_a_hundred_thousandth(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "distilbert", "gpt_neox", "llama"])
+@pytest.mark.parametrize("name", JOINT)
 @pytest.mark.parametrize(
     "units", [["L0.H1"], ["L2.H3"], ["L1.MLP"], ["L0.H0", "L1.H3", "L1.MLP"]], ids="+".join
 )

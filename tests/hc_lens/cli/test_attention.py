@@ -60,4 +60,4 @@ def test_a_subnetwork_of_another_model_is_refused(call, other_model, pruned):
     line = ("attention", "--model", other_model, *PAIR, "--out", "a", "--subnetwork", pruned)
     done = call(*line)
     assert done.exit_code == 1
-    assert "expected a subnetwork of this model" in done.stderr.splitlines()[-1]
+    assert "expected the model of this subnetwork" in done.stderr.splitlines()[-1]

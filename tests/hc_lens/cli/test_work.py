@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import hc_lens as hc
 from hc_lens.locks import alone
+from hc_lens.models.fingerprint import fingerprint
 from tests import tiny
 from tests.damage import DAMAGES, flip
+from tests.lens import THERE, in_the_other_version
 
 
 @pytest.fixture
@@ -56,6 +59,20 @@ def test_a_folder_of_something_else_is_refused(means, tmp_path):
     assert told in done.stderr
     assert "or pass --force to write over it" in done.stderr
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_was_finished_with_the_other_version_of_transformer_lens_says_so(
+    call, read, model, tmp_path, monkeypatch
+):
+    arguments = ("means", *read, "--model", model, "--out", "m")
+    assert call(*arguments).exit_code == 0
+    there = in_the_other_version(fingerprint(hc.load(model)))
+    monkeypatch.setattr("hc_lens.models.fingerprint.fingerprint", lambda _: there)
+    done = call(*arguments)
+    assert done.exit_code == 1
+    here = 7 - THERE
+    assert f"got results made with TransformerLens {here}" in done.stderr
+    assert "give another --out" in done.stderr
 
 
 def test_a_folder_of_another_model_under_the_same_name_is_refused(

@@ -1,5 +1,6 @@
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hc_lens.masks.means import Means
 from tests import tiny
 from tests.batches import random_batches, single_rows
 from tests.damage import DAMAGES
-from tests.lens import hooks_on
+from tests.lens import THERE, hooks_on, in_the_other_version
 
 LENGTHS = ((9, 5, 2), (7, 7), (3,))
 
@@ -140,6 +141,14 @@ def test_means_of_another_model_are_refused_before_any_forward():
     means = hc.collect_means(other, random_batches(other), progress=False)
     with pytest.raises(hc.HcLensError, match=r"means of this model.*collect_means"):
         hc.ablate(model, ["L0.H0"], means)
+
+
+def test_means_made_with_the_other_version_of_transformer_lens_say_so(hooked, batches):
+    means = hc.collect_means(hooked, batches, progress=False)
+    other = replace(means, model=in_the_other_version(means.model))
+    message = f"got means made with TransformerLens {THERE}.*hc.collect_means"
+    with pytest.raises(hc.HcLensError, match=message):
+        hc.ablate(hooked, ["L0.H0"], other)
 
 
 def test_means_of_a_smaller_model_are_refused():

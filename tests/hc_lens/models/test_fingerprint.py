@@ -7,9 +7,16 @@ import torch
 import transformers
 
 import hc_lens as hc
-from hc_lens.models.fingerprint import fingerprint, weighted_sums
+from hc_lens.models.fingerprint import (
+    BRIDGE,
+    check_version,
+    fingerprint,
+    same_version,
+    weighted_sums,
+)
+from hc_lens.records import OtherWorkError, Records
 from tests import tiny
-from tests.lens import bridges_only, hooked_only
+from tests.lens import BRIDGES, THERE, bridges_only, hooked_only, in_the_other_version
 
 
 @pytest.mark.slow
@@ -31,6 +38,36 @@ def test_weights_labels_and_dtype_each_change_the_fingerprint():
     }
     assert len(seen) == 4
     assert hc.load(tiny.tiny_hf("bert")).fingerprint in seen
+
+
+def test_the_fingerprint_says_whether_the_model_is_a_bridge():
+    digest, mark, rest = hc.load(tiny.tiny_hf("bert")).fingerprint.partition(BRIDGE)
+    assert (len(digest), bool(mark), rest) == (32, BRIDGES, "")
+
+
+def test_what_was_made_with_the_other_version_is_told_from_what_is_of_another_checkpoint():
+    check_version("means", "1" * 32, "2" * 32, "collect again")
+    check_version("means", "", "2" * 32, "collect again")
+    message = (
+        r"expected means made with TransformerLens 3, as this model is, got means made with "
+        r"TransformerLens 4, where the same checkpoint has another fingerprint \(11111111 there, "
+        r"22222222 here\); collect again, or go on with TransformerLens 4"
+    )
+    with pytest.raises(hc.HcLensError, match=message):
+        check_version("means", "1" * 32 + BRIDGE, "2" * 32, "collect again")
+
+
+def test_a_folder_that_was_begun_with_the_other_version_says_so(tmp_path):
+    own = hc.load(tiny.tiny_hf("bert")).fingerprint
+    Records(tmp_path / "there", "study", {"model": in_the_other_version(own)})
+    Records(tmp_path / "other", "study", {"model": own[::-1] if not BRIDGES else "2" + own})
+    with same_version(own):
+        Records(tmp_path / "new", "study", {"model": own})
+    message = f"got a run made with TransformerLens {THERE}.*name another folder"
+    with pytest.raises(hc.HcLensError, match=message), same_version(own):
+        Records(tmp_path / "there", "study", {"model": own})
+    with pytest.raises(OtherWorkError, match="whose model is"), same_version(own):
+        Records(tmp_path / "other", "study", {"model": own})
 
 
 def test_writing_to_a_weight_changes_the_fingerprint_and_undoing_restores_it():
@@ -87,6 +124,14 @@ def test_an_edit_that_torch_does_not_count_changes_the_fingerprint(edit, family)
     assert model.fingerprint != before
     weight.detach().copy_(kept)
     assert model.fingerprint == before
+
+
+@bridges_only
+def test_the_epsilon_of_a_hugging_face_norm_changes_the_fingerprint():
+    model = hc.load(tiny.tiny_hf("llama"))
+    before = model.fingerprint
+    model.blocks[1].ln2.original_component.variance_epsilon = 0.1
+    assert model.fingerprint != before
 
 
 def test_other_labels_on_the_same_model_change_the_fingerprint():

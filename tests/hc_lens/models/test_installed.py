@@ -13,7 +13,7 @@ def test_bridges_come_with_the_fourth_version():
     ]
 
 
-@pytest.mark.parametrize("version", ["2.16.1", "5.0.0", "none"])
+@pytest.mark.parametrize("version", ["2.16.1", "3.8.1", "5.0.0", "10.1", "none"])
 def test_another_version_is_refused_with_what_to_install(version):
     message = rf"TransformerLens 3 \(from 3\.9\) or 4, got {version}; .*transformer-lens>=3\.9,<5"
     with pytest.raises(hc.HcLensError, match=message):

@@ -169,6 +169,9 @@ def test_an_encoder_without_any_head_is_not_a_masked_language_model(masked):
     [
         (transformers.DistilBertConfig, "DistilBertForMaskedLM"),
         (transformers.ElectraConfig, "ElectraForMaskedLM"),
+        (transformers.AlbertConfig, "AlbertForMaskedLM"),
+        (transformers.DebertaV2Config, "DebertaV2ForMaskedLM"),
+        (transformers.ModernBertConfig, "ModernBertForMaskedLM"),
         (transformers.BertConfig, "BertForPreTraining"),
         (transformers.BertConfig, "BertLMHeadModel"),
         (transformers.RobertaConfig, "BertForMaskedLM"),
@@ -182,8 +185,8 @@ def test_a_masked_language_model_that_is_not_converted_lists_those_that_are(conf
 
 
 def test_a_masked_language_model_of_an_unknown_family_lists_the_known_ones(masked):
-    transformers.AlbertConfig(architectures=["AlbertForMaskedLM"]).save_pretrained(masked)
-    with pytest.raises(hc.HcLensError, match=r"families \['bert', 'distilbert'.*got 'albert'"):
+    transformers.MobileBertConfig(architectures=["MobileBertForMaskedLM"]).save_pretrained(masked)
+    with pytest.raises(hc.HcLensError, match=r"families \['albert', 'bert'.*got 'mobilebert'"):
         hc.load(masked)
 
 
@@ -268,13 +271,13 @@ def test_a_given_model_object_is_not_changed():
 
 def test_an_unknown_family_lists_the_known_ones(checkpoint):
     transformers.T5Config(architectures=["T5ForSequenceClassification"]).save_pretrained(checkpoint)
-    with pytest.raises(hc.HcLensError, match=r"families \['bert', 'distilbert'.*got 't5'"):
+    with pytest.raises(hc.HcLensError, match=r"'deberta-v2', .*'modernbert', 'mpnet'.*got 't5'"):
         hc.load(checkpoint)
 
 
 def test_a_family_that_transformers_does_not_know_is_an_error(checkpoint):
     edit_config(checkpoint, model_type="martian")
-    with pytest.raises(hc.HcLensError, match=r"families \['bert'.*martian"):
+    with pytest.raises(hc.HcLensError, match=r"families \['albert', 'bert'.*martian"):
         hc.load(checkpoint)
 
 

@@ -13,6 +13,7 @@ from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.units import UnitSpace
 from tests import tiny
 from tests.damage import DAMAGES, swap
+from tests.lens import THERE, in_the_other_version
 
 SPACE = UnitSpace((2, 2), (0, 1))
 
@@ -148,6 +149,15 @@ def test_attaching_to_another_model_is_an_error():
         made.attach(other, "zero")
     with pytest.raises(hc.HcLensError, match="several models combined"):
         (made - Subnetwork(made.space, made.keep, other.fingerprint)).attach(model, "zero")
+
+
+def test_a_subnetwork_found_with_the_other_version_of_transformer_lens_says_so():
+    model = hc.load(tiny.tiny_hf("bert"))
+    found = in_the_other_version(model.fingerprint)
+    made = Subnetwork(hc.UnitSpace.of(model), torch.ones(10, dtype=torch.bool), found)
+    message = rf"got a subnetwork made with TransformerLens {THERE}.*hc.masked\(model, sub.mask"
+    with pytest.raises(hc.HcLensError, match=message):
+        made.attach(model, "zero")
 
 
 def test_pushing_uploads_the_two_files(monkeypatch):

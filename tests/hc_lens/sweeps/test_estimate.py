@@ -28,7 +28,7 @@ def test_a_path_counts_its_updates_once_for_all_sparsities():
 
 def test_what_is_measured_leaves_no_trace_on_the_model():
     config = sweeps.small(prune={"steps": 10})
-    model = hc.organism.load()
+    model = hc.organism.load().requires_grad_(True)
     train = config.train.batches(model)
     data = {name: spec.batches(model) for name, spec in config.evaluation.items()}
     before = [parameter.clone() for parameter in model.parameters()]

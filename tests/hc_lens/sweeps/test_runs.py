@@ -11,11 +11,13 @@ import pytest
 
 from hc_lens.data.specs import DataSpec
 from hc_lens.errors import HcLensError
+from hc_lens.models.fingerprint import BRIDGE
 from hc_lens.records import Records
 from hc_lens.sweeps import runs as running
 from hc_lens.sweeps.runs import KIND, Runs, name_checkpoint, natural, read_runs
 from hc_lens.sweeps.sweep import sweep
 from tests.hc_lens.sweeps.made import small
+from tests.lens import BRIDGES, THERE, in_the_other_version
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +81,13 @@ def test_the_name_of_a_checkpoint_is_not_a_path(tmp_path: Path):
     assert known == set(names)
     with pytest.raises(HcLensError, match=r"knows as '\.'"):
         name_checkpoint(store, ".", "another")
+
+
+def test_a_store_of_the_other_version_of_transformer_lens_says_so(tmp_path: Path):
+    store, model = Records(tmp_path / "store", KIND), 8 * "1a2b"
+    name_checkpoint(store, "final", in_the_other_version(model + BRIDGE if BRIDGES else model))
+    with pytest.raises(HcLensError, match=f"got a store made with TransformerLens {THERE}.*use an"):
+        name_checkpoint(store, "final", model + BRIDGE if BRIDGES else model)
 
 
 def test_numbers_in_names_decide_the_order():
