@@ -1,4 +1,4 @@
-"""Statistics that several analyses share: rank correlation, bootstraps, Holm, intervals."""
+"""Statistics that several analyses share: rank correlation, AUROC, bootstraps, Holm, intervals."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
-from scipy.stats import spearmanr
+from jaxtyping import Bool, Float, Int
+from scipy.stats import rankdata, spearmanr
 from scipy.stats import t as student
 
 BLOCK = 4_000_000
@@ -34,6 +34,15 @@ def rank_correlation(
         return Correlation(math.nan, math.nan, len(first))
     found: Any = spearmanr(first, second)
     return Correlation(float(found.statistic), float(found.pvalue), len(first))
+
+
+def auroc(scores: Float[np.ndarray, "values"], positive: Bool[np.ndarray, "values"]) -> float:
+    """The chance that a positive's score is above a negative's, ties half; NaN with one kind."""
+    n, ranks = int(positive.sum()), rankdata(scores)
+    if n in (0, len(scores)):
+        return math.nan
+    above = ranks[positive].sum() - n * (n + 1) / 2
+    return float(above / (n * (len(scores) - n)))
 
 
 def bootstrap_means(

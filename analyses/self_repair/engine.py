@@ -49,8 +49,10 @@ from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.scans.scan import limited_batches
 from hc_lens.units import Unit, UnitSet, UnitSpace, as_units, resolve_sets, set_label
 
-AtReads = Float[Tensor, "rows d_model"]
-"""What stands at the read position of each row."""
+AT_ONCE = 2**24
+"""Most numbers of the streams of runs that are made at one time."""
+AtReads = Float[Tensor, "rows _ d_model"]
+"""What stands where each row is read: at one position, or at every one if their mean is read."""
 
 
 @dataclass(frozen=True)
@@ -79,56 +81,55 @@ class RepairRows:
 
 
 class Written:
-    """What every unit wrote at the read positions, in a clean run and in an ablated one."""
+    """What every unit wrote where the rows are read, in a clean run and in an ablated one."""
 
     def __init__(self, clean: Pass, ablated: Pass):
-        self._clean, self._view = clean, clean.view
-        at = clean.stream.context.at_reads
-        self._start = at(clean.stream.resid).squeeze(1)
-        self._layers = list(zip(clean.runs, ablated.runs, strict=True))
+        self._clean, self._view, self._context = clean, clean.view, clean.stream.context
+        at = self._context.at_reads
+        self._start = at(clean.stream.resid)
+        self.size = self._start.numel()
+        """Numbers of one run's stream."""
         self._heads, self._mlps = [], []
-        for ours, theirs in self._layers:
-            moved = ours.block.written_by_heads(at(theirs.z) - at(ours.z))
-            self._heads.append(moved.squeeze(1))
+        for ours, theirs in zip(clean.runs, ablated.runs, strict=True):
+            self._heads.append(ours.block.written_by_heads(at(theirs.z) - at(ours.z)))
             mlp = None if ours.block.mlp is None else at(theirs.mlp_out) - at(ours.mlp_out)
-            self._mlps.append(None if mlp is None else mlp.squeeze(1))
+            self._mlps.append(mlp)
 
     def read(
         self, use: Bool[Tensor, "runs units"], places: Mapping[Unit, int], frozen: bool = False
     ) -> Float[Tensor, "runs rows width"]:
         """What is left to read if the units of each run that are in use write as in the ablated.
 
-        `places` has the column of each unit. With `frozen` scales every norm keeps that of the
-        clean run.
+        `places` has the column of each unit. With `frozen` scales, of one run, every norm keeps
+        that of the clean run.
         """
-        at, share = self._clean.stream.context.at_reads, use.to(self._start.dtype)
+        at, share = self._context.at_reads, use.to(self._start.dtype)
         x = self._start.expand(len(use), *self._start.shape)
-        for layer, (run, _) in enumerate(self._layers):
-            block, heads = run.block, self._heads[layer]
-            columns = [places[Unit(layer, head)] for head in range(heads.shape[1])]
-            attention = at(run.attention).squeeze(1)
-            x = x + attention + torch.einsum("mh,rhd->mrd", share[:, columns], heads)
-            mlp = self._mlps[layer]
+        for layer, run in enumerate(self._clean.runs):
+            block, heads, mlp = run.block, self._heads[layer], self._mlps[layer]
+            columns = [places[Unit(layer, head)] for head in range(heads.shape[2])]
+            moved = torch.einsum("mh,rphd->mrpd", share[:, columns], heads)
+            x = x + at(run.attention) + moved
             if mlp is None:
                 continue
             if block.post_norm:
-                x = _normed(block.norm1, x, at(run.before_mlp).squeeze(1), frozen)
-            out = at(run.mlp_out).squeeze(1)
-            x = x + out + share[:, places[Unit(layer)], None, None] * mlp
+                x = _normed(block.norm1, x, at(run.before_mlp), frozen)
+            of_runs = share[:, places[Unit(layer)], None, None, None]
+            x = x + at(run.mlp_out) + of_runs * mlp
             if block.post_norm:
-                x = _normed(block.norm2, x, at(run.out).squeeze(1), frozen)
-        x = _normed(self._view.final, x, at(self._clean.final).squeeze(1), frozen)
-        return self._view.held(x.flatten(0, 1)[:, None]).unflatten(0, x.shape[:2])
+                x = _normed(block.norm2, x, at(run.out), frozen)
+        x = _normed(self._view.final, x, at(self._clean.final), frozen)
+        return self._view.held(self._context.pooled(x.flatten(0, 1))).unflatten(0, x.shape[:2])
 
 
 def _normed(
-    norm: Norm, x: Float[Tensor, "runs rows d_model"], clean: AtReads, frozen: bool
-) -> Float[Tensor, "runs rows d_model"]:
-    """What stands behind a norm, with its own scale or with that of its clean input."""
+    norm: Norm, x: Float[Tensor, "runs rows _ d_model"], clean: AtReads, frozen: bool
+) -> Float[Tensor, "runs rows _ d_model"]:
+    """What stands behind a norm, with its own scale or, of one run, with its clean input's."""
     if not frozen:
         return norm(x)
-    same = clean.expand_as(x)
-    return norm(same) + carry(norm, same, x - same, same, "frozen")
+    (moved,) = x
+    return (norm(clean) + carry(norm, clean, moved - clean, clean, "frozen"))[None]
 
 
 class RepairEngine:
@@ -138,12 +139,6 @@ class RepairEngine:
         warn_if_masked(model)
         self.paths, self.space = PathEngine(model, means), UnitSpace.of(model)
         self.sets = resolve_sets(self.space, sets)
-        if self.paths.view.parts.reads_mean:
-            raise HcLensError(
-                "expected a model that is read at one position of each row, got a "
-                f"{type(model).__name__} that is read at the mean of all tokens; use hc.scan or "
-                "the analysis of composition, which run it as a whole"
-            )
 
     @cached_property
     def order(self) -> tuple[Unit, ...]:
@@ -179,7 +174,8 @@ class RepairEngine:
         for step, unit in enumerate(later, start=1):
             use[step:, self.places[unit]] = True
         frozen = written.read(use[:1], self.places, frozen=True)
-        runs = written.read(use, self.places)
+        size = max(1, AT_ONCE // written.size)
+        runs = torch.cat([written.read(part, self.places) for part in use.split(size)])
         # The last one is the ablated run itself, not the same sums in another order.
         return torch.cat([clean.held[None], frozen, runs[:-1], end[None]])
 

@@ -65,15 +65,9 @@ def test_a_pruned_subnetwork_has_the_size_asked_for_and_the_logits_of_the_hooks(
     assert divergence > 1e-3
 
 
-def test_self_repair_wants_a_model_that_is_read_at_one_position():
-    model = loaded("modernbert-mean")
-    batches = pair_batches(model, 6)
-    means = hc.collect_means(model, batches, **SILENT)
-    with pytest.raises(hc.HcLensError, match="that is read at the mean of all tokens"):
-        repair_rows(model, batches, means, **SILENT)
-
-
-@pytest.mark.parametrize("family", ["deberta-v3", "modernbert", "albert", "mpnet"])
+@pytest.mark.parametrize(
+    "family", ["deberta-v3", "modernbert", "modernbert-mean", "albert", "mpnet"]
+)
 def test_parts_of_self_repair_add_up_to_the_effect_of_the_ablation(family: str):
     model = loaded(family)
     batches = pair_batches(model, 6)

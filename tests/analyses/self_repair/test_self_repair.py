@@ -68,7 +68,18 @@ def case(hooked):
 
 
 def test_every_step_is_a_forward_pass_in_which_hooks_hold_every_unit(case) -> None:
-    model, batches, means = case
+    check_every_step(*case)
+
+
+@hooked_only
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert", "modernbert-mean"])
+def test_so_it_is_for_newer_encoders_also_where_the_mean_is_read(family) -> None:
+    model = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
+    batches = random_batches(model)
+    check_every_step(model, batches, hc.collect_means(model, batches, progress=False))
+
+
+def check_every_step(model, batches, means) -> None:
     found = repair_rows(model, batches, means, SETS, progress=False)
     start = 0
     for batch in batches:
