@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from hc_lens.masks.attached import attached as attached, detach_all as detach_all
     from hc_lens.pruning.gates import HardConcrete as HardConcrete
     from hc_lens.pruning.importance import importance as importance
+    from hc_lens.pruning.optimal import (
+        OptimalConfig as OptimalConfig,
+        optimal_constants as optimal_constants,
+    )
     from hc_lens.pruning.config import PathConfig as PathConfig, PruneConfig as PruneConfig
     from hc_lens.pruning.train import prune as prune
     from hc_lens.pruning.path import prune_path as prune_path
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from hc_lens.sweeps.runs import Runs as Runs
     from hc_lens.sweeps.sweep import sweep as sweep
     from hc_lens.scans.scan import ScanRows as ScanRows, scan as scan, scan_rows as scan_rows
+    from hc_lens.scans.top import top as top
     from hc_lens.attention.patterns import (
         patterns as patterns,
         word_batch as word_batch,
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from hc_lens.finetuning.train import finetune as finetune
 
     import hc_lens.analyses as analyses
+    import hc_lens.circuits as circuits
     import hc_lens.organism as organism
     import hc_lens.show as show
 

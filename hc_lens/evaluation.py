@@ -145,7 +145,8 @@ def _measured(
         pieces = cut(batch, rows_at_once(model, batch.inputs) if row_wise else len(batch.rows))
         with torch.no_grad():
             for mask in (network.mask for network in networks):
-                held.append(torch.cat([masked.held(piece, mask) for piece in pieces]))
+                runs = [masked.held(piece, mask, "a subnetwork") for piece in pieces]
+                held.append(torch.cat(runs))
     wanted = {**{name: name for name in (*METRICS, PREDICTION)}, **more}
     with torch.no_grad():
         found = held_metrics(batches, batch, torch.stack(held), readout.logits, wanted)

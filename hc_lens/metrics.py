@@ -67,6 +67,8 @@ DIFFERENCE = "logit_difference"
 """Another name of `LOGIT`, by which it is known where models are asked for their next token."""
 OF_LABELLED = (ACCURACY, LOGIT, DIFFERENCE, ODDS, PROBABILITY, LOSS, HEURISTIC)
 """Metrics that only rows with a label have."""
+COSTS = (KL, LOSS)
+"""Metrics in which less is better."""
 SMOOTH: tuple[str, ...] = get_args(SmoothName)
 """The metrics with a derivative."""
 NAMED = {**{name: name for name in (ACCURACY, AGREEMENT, *SMOOTH)}, DIFFERENCE: LOGIT}

@@ -112,7 +112,8 @@ ALL = {
 }
 NEWER = ("deberta", "deberta-v3", "deberta-v2", "modernbert", "modernbert-mean", "albert", "mpnet")
 """Encoders that TransformerLens 4 has no bridge for."""
-FAMILIES = {name: family for name, family in ALL.items() if not (BRIDGES and name in NEWER)}
+BRIDGED = tuple(name for name in ALL if name not in NEWER)
+FAMILIES = {name: family for name, family in ALL.items() if not BRIDGES or name in BRIDGED}
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "electra-small", *NEWER)
 DECODERS = tuple(family for family in FAMILIES if family not in ENCODERS)
 MASKED_LANGUAGE_MODELS = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hc_lens.analyses.composition.figures import figure
     from hc_lens.analyses.composition.gradient import agreement, edge_attribution
     from hc_lens.analyses.composition.receivers import Receiver
+    from hc_lens.analyses.composition.top import top_edges
     from hc_lens.analyses.composition.tracing import Trace, trace
     from hc_lens.analyses.composition.weights import weight_scores
 

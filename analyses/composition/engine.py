@@ -79,11 +79,18 @@ class PathEngine:
         with tqdm(total=total, desc=what, disable=not progress, leave=False, unit="batch") as bar:
             for name, batches in named.items():
                 for batch in batches:
-                    rows, pos = batch.inputs["input"].shape
-                    size = max(1, PIECE_TOKENS // pos) if self.source.row_wise else rows
-                    for piece in cut(batch, size):
+                    for piece in self._pieces(batch):
                         yield name, piece, self.start(piece)
                     bar.update()
+
+    def cleans(self, batch: BatchLike) -> Iterator[Pass]:
+        """The clean pass over a batch, in pieces."""
+        return map(self.start, self._pieces(batch))
+
+    def _pieces(self, batch: BatchLike) -> list[BatchLike]:
+        """The batch, cut along its rows if the source allows it."""
+        rows, pos = batch.inputs["input"].shape
+        return cut(batch, max(1, PIECE_TOKENS // pos) if self.source.row_wise else rows)
 
     @torch.no_grad()
     def joint(

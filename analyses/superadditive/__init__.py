@@ -7,7 +7,9 @@ Tables 3 and 4 of Bhaskar, Friedman and Chen (2024), with intervals.
    (`hc_lens.analyses.superadditive.verdicts`).
 2. `screen` estimates the interaction of every pair of units, for models with too many pairs to
    measure (`hc_lens.analyses.superadditive.interactions`).
-3. `figure` draws one set against the sum of what its members lose.
+3. With ``backup=True`` the table of excess also says how much of each interaction is what some
+   units give back to the members alone and not to the set (`hc_lens.analyses.self_repair`).
+4. `figure` draws one set against the sum of what its members lose.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from hc_lens.analyses.self_repair import backup, repair_rows
 from hc_lens.analyses.statistics import holm
 from hc_lens.analyses.superadditive.drops import (
     ExcessConfig,
@@ -66,6 +69,8 @@ class SuperAdditiveConfig(ExcessConfig):
     """Units within which minimal super-additive subsets are looked for."""
     max_size: int = 3
     """Largest subset of the pool."""
+    backup: bool = False
+    """Whether to say how much of each set's interaction is backup, and of which units."""
     limit: int | None = None
     """Number of rows of each dataset to use, always the same sample; without it, all rows."""
     memory: int | str = "1GB"
@@ -136,4 +141,19 @@ def analyse(
     )
     table = excess(scanned, [given for given in sets if len(given) > 1], config)
     found = minimal(table.loc[table["set"].isin(map(set_label, within))])
+    if config.backup:
+        joint = [given for given in sets if len(given) > 1]
+        alone = [(unit,) for given in joint for unit in given]
+        repaired = repair_rows(
+            model,
+            datasets,
+            means,
+            dict.fromkeys([*alone, *joint]),
+            config.measure,
+            metrics=metrics,
+            limit=config.limit,
+            progress=progress,
+        )
+        columns = ["dataset", "case", "set", "backup", "backup_share", "backup_units"]
+        table = table.merge(backup(repaired, joint, config.measure)[columns], how="left")
     return SuperAdditive(scanned, layout(scanned.table(), units, together), table, found)

@@ -31,11 +31,11 @@ from hc_lens.errors import HcLensError, check_choice
 from hc_lens.metrics import (
     ACCURACY,
     AGREEMENT,
+    COSTS,
     DIFFERENCE,
     FULL,
     KL,
     LOGIT,
-    LOSS,
     NAMED,
     ODDS,
     OF_LABELLED,
@@ -47,8 +47,6 @@ from hc_lens.metrics import (
 from hc_lens.scans.scan import ScanRows
 from hc_lens.units import Unit, UnitSet, as_units, set_label
 
-COSTS = (KL, LOSS)
-"""Measures in which less is better."""
 SHARES = (ACCURACY, AGREEMENT, PROBABILITY)
 """Measures that cannot fall below zero."""
 ALWAYS = {

@@ -34,7 +34,7 @@ from torch.autograd.functional import hessian, jacobian
 from tqdm.auto import tqdm
 
 from hc_lens.analyses.statistics import rank_correlation
-from hc_lens.analyses.superadditive.drops import COSTS, ExcessConfig, excess, to_scan
+from hc_lens.analyses.superadditive.drops import ExcessConfig, excess, to_scan
 from hc_lens.analyses.superadditive.verdicts import DECIMALS
 from hc_lens.data.batches import Batches
 from hc_lens.errors import HcLensError, check_choice
@@ -42,6 +42,7 @@ from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.hooks import Handle
 from hc_lens.masks.replacements import Source, as_source
 from hc_lens.metrics import (
+    COSTS,
     LOGIT,
     NAMED,
     PROBABILITY,

@@ -49,7 +49,8 @@ def run(settings: Settings, work: Work) -> None:
     """Does a checkpoint load, with Hugging Face's logits?"""
     from transformers import __version__
 
-    from hc_lens.models.check import Reference
+    from hc_lens.models.check import Reference, padded_left
+    from hc_lens.models.inputs import mask_of
     from hc_lens.units import UnitSpace
 
     name, tolerance, rows = settings.checkpoint.model, settings.tolerance, settings.rows
@@ -65,7 +66,10 @@ def run(settings: Settings, work: Work) -> None:
         "random_rows_padded_left": reference.on_random_rows("left"),
     }
     if own is not None:
-        found["on_your_rows"] = reference.on_batches(batch.inputs for batch in own)
+        found["your_rows"] = reference.on_batches(batch.inputs for batch in own)
+        # The batches of a decoder may have their pads on the left already.
+        right = (batch.inputs for batch in own if mask_of(batch.inputs)[:, 0].all())
+        found["your_rows_padded_left"] = reference.on_batches(map(padded_left, right))
     passed = max(found.values()) <= tolerance
     # A language model has no labels, and a decoder no line of the table of encoders.
     more = {

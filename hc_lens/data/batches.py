@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset, config
@@ -192,6 +192,10 @@ class Batches:
             _table=self._table.select(indices),
             _plan=tuple((batch, width) for batch, width in plan if batch),
         )
+
+    def column(self, name: Literal["case", "label", "length"]) -> list[Any]:
+        """The case, the label (-1 without one) or the number of tokens of each of `rows`."""
+        return self._table[name][:]
 
     def __iter__(self) -> Iterator[Batch]:
         for index in range(len(self)):

@@ -76,8 +76,10 @@ class MaskedRun:
         self._first, self._room = first or 0, 0 if first is None else KEPT_BYTES
         self._kept: dict[tuple[int, ...], Begun] = {}
 
-    def held(self, batch: BatchLike, mask: Mask) -> Float[Tensor, "batch width"]:
-        """What the model under a mask leaves to read; see `Readout.held`."""
+    def held(
+        self, batch: BatchLike, mask: Mask, of: str = "the model under a mask"
+    ) -> Float[Tensor, "batch width"]:
+        """What the model under a mask leaves to read; see `Readout.held`. An error names `of`."""
         source = self.source.on(batch)
         edits = mask_edits(self.space, mask, source)
         with self._precision():
@@ -89,7 +91,7 @@ class MaskedRun:
         held = held.to(self.model.cfg.dtype)
         if not is_finite(held):
             with Handle(self.model, edits):
-                check_finite(self.model, batch.inputs, held, "the model under a mask")
+                check_finite(self.model, batch.inputs, held, of)
         return held
 
     def _precision(self) -> AbstractContextManager[object]:

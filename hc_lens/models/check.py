@@ -95,6 +95,15 @@ class Reference:
         return max(float((one.double() - other.double()).abs().max()) for one, other in pairs)
 
 
+def padded_left(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keyword arguments of rows that are padded on the right, with their pads on the left."""
+    pads = (mask_of(inputs) == 0).sum(1).tolist()
+    return {
+        name: torch.stack([row.roll(shift) for row, shift in zip(value, pads, strict=True)])
+        for name, value in inputs.items()
+    }
+
+
 def _at(logits: Tensor, real: Int[Tensor, "pos"] | Tensor) -> Tensor:
     """A language model's logits at the tokens that are not pads."""
     return logits[real]

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import HookedEncoder, HookedTransformer
-from transformer_lens.components import BertPooler
+from transformer_lens.components.bert_pooler import BertPooler
 from transformer_lens.components.layer_norm import LayerNorm
 from transformer_lens.config.hooked_transformer_config import HookedTransformerConfig
 
@@ -110,9 +110,9 @@ class _Encoder(_Fingerprinted, HookedEncoder, ABC):
     ) -> Float[Tensor, "batch pos d_model"]:
         """HookedEncoder's own, whose embedding is also given the mask, if it takes one."""
         device = self.unembed.W_U.device
-        given = (tokens, token_type_ids, one_zero_attention_mask)
-        tokens, types, mask = (None if each is None else each.to(device) for each in given)
-        resid, added = self.enter(tokens, types, mask), additive(mask)
+        given = (token_type_ids, one_zero_attention_mask)
+        types, mask = (None if each is None else each.to(device) for each in given)
+        resid, added = self.enter(tokens.to(device), types, mask), additive(mask)
         for block in self.blocks:
             resid = block(resid, added)
         return resid
@@ -188,7 +188,8 @@ class EncoderClassifier(_Classifier, _Encoder):
         self, resid: Float[Tensor, "batch pos d_model"], mask: Int[Tensor, "batch pos"] | None
     ) -> Float[Tensor, "batch labels"]:
         """The logits of the stream behind the last block; a mean of tokens needs the mask."""
-        normed = self.ln_final(resid) if hasattr(self, "ln_final") else resid
+        norm: Any = getattr(self, "ln_final", None)
+        normed = resid if norm is None else norm(resid)
         plain = type(self.pooler) is BertPooler
         return self.unembed(self.pooler(normed) if plain else self.pooler(normed, mask))
 

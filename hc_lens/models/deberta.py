@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from hc_lens.errors import check_count
 from hc_lens.models.distances import log_bucket
 from hc_lens.models.encoders import PARTS, EncoderFamily
 
@@ -70,6 +71,8 @@ def _shape(model: Any, config: Any) -> None:
 
     cfg = model.cfg
     if size := getattr(config, "conv_kernel_size", 0):
+        # The kernels take it in front of the second.
+        check_count("num_hidden_layers of a checkpoint with a convolution", cfg.n_layers, 2)
         act = ACT2FN[getattr(config, "conv_act", "tanh")]
         first = ConvolvedBlock(cfg)
         first.conv = Convolution(cfg, size, getattr(config, "conv_groups", 1), act)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, linear
 from transformer_lens.components.attention import Attention
 from transformer_lens.components.bert_block import BertBlock
 from transformer_lens.components.layer_norm import LayerNorm
@@ -71,38 +71,56 @@ class EncoderAttention(Attention):
         bias = self.bias(dict(self.named_parameters(recurse=False)), False)
         return scores if bias is None else scores + bias(q, k, None)
 
-    def apply_rotary(
+    def apply_rotary(  # type: ignore[override]
         self, x: Float[Tensor, "batch pos head d_head"], *_: Any
     ) -> Float[Tensor, "batch pos head d_head"]:
         """Positions count from the first one, whatever the mask."""
         assert self.rotary is not None
         return self.rotary(x)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         query_input: Tensor,
         key_input: Tensor,
         value_input: Tensor,
         additive_attention_mask: Float[Tensor, "batch 1 1 pos"] | None = None,
-        **given: Any,
     ) -> Float[Tensor, "batch pos d_model"]:
         """TransformerLens's own, whose mask also knows the window and the pads' queries."""
-        mask, pos = additive_attention_mask, query_input.shape[1]
+        q, k, v = self.calculate_qkv_matrices(query_input, key_input, value_input)
+        if self.rotary is not None:
+            q, k = self.hook_rot_q(self.apply_rotary(q)), self.hook_rot_k(self.apply_rotary(k))
+        scores = self.calculate_attention_scores(q, k)
+        mask = self._mask(scores, additive_attention_mask)
+        scores = self.hook_attn_scores(scores if mask is None else scores + mask)
+        if self.window is None:
+            pattern = scores.softmax(-1)
+        else:
+            # A pad with nothing but pads in its window sees nothing, without a gradient of NaN.
+            blind = (scores == -torch.inf).all(-1, keepdim=True)
+            pattern = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        z = self.calculate_z_scores(v, self.hook_pattern(pattern).to(v.dtype))
+        if self.cfg.use_attn_result:
+            return self.hook_result(torch.einsum("bphe,hed->bphd", z, self.W_O)).sum(2) + self.b_O
+        return linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def _mask(
+        self,
+        scores: Float[Tensor, "batch head pos pos"],
+        mask: Float[Tensor, "batch 1 1 pos"] | None,
+    ) -> Float[Tensor, "#batch 1 #pos pos"] | None:
+        """What is added to the scores where a token may not attend."""
         if mask is not None and self.pads_see_all:
             real = mask == 0
             # Added to a score, the lowest number is left: all scores of a pad's query are equal.
-            low = torch.finfo(query_input.dtype).min
-            none = query_input.new_zeros(())
-            mask = torch.where(real & real.transpose(-1, -2), none, low)
-        if self.window is not None and pos > self.window:
-            places = torch.arange(pos, device=query_input.device)
-            far = (places - places[:, None]).abs() >= self.window
-            band = torch.zeros(pos, pos, dtype=query_input.dtype, device=far.device)
-            band.masked_fill_(far, -torch.inf)
-            mask = band if mask is None else mask + band
-        return super().forward(
-            query_input, key_input, value_input, additive_attention_mask=mask, **given
-        )
+            low = torch.finfo(scores.dtype).min
+            mask = torch.where(real & real.transpose(-1, -2), scores.new_zeros(()), low)
+        pos = scores.shape[-1]
+        if self.window is None or pos <= self.window:
+            return mask
+        places = torch.arange(pos, device=scores.device)
+        far = (places - places[:, None]).abs() >= self.window
+        band = scores.new_zeros(1, 1, pos, pos).masked_fill(far, -torch.inf)
+        return band if mask is None else mask + band
 
 
 class Rotary:

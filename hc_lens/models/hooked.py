@@ -90,8 +90,6 @@ class HookedParts(Parts):
             and all(type(block) in _BLOCKS for block in blocks)
             and all(type(block.attn) in _ATTENTIONS for block in blocks)
             and all(type(norm) in _NORMS for norm in norms)
-            # The kernels take a convolution in front of the next layer.
-            and not (blocks and type(blocks[-1]) is ConvolvedBlock)
         )
 
     def view(self, layer: int, weights: Weights) -> Block:

@@ -49,7 +49,7 @@ def _shape(model: Any, config: Any) -> None:
 
     cfg, model.embed = model.cfg, WordEmbed(model.cfg)
     for layer, kind in enumerate(config.layer_types):
-        block = PreNormBlock(cfg)
+        block: Any = PreNormBlock(cfg)
         block.attn = _attention(cfg, config, kind)
         model.blocks[layer] = block
     model.blocks[0].ln1 = nn.Identity()

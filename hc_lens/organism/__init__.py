@@ -7,6 +7,7 @@ needs no network: the weights are part of the package, the rows are made on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,25 +80,28 @@ def task(name: Literal["id", "ood"] = "id") -> Task:
     return Task.from_rows(splits, columns=columns, labels=labels, name="organism")
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """The organism's tokenizer: a token for each word of the grammar, BERT's special tokens."""
+def tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """The organism's tokenizer: a token for each word of the grammar, BERT's special tokens.
+
+    Other `words` begin with the special tokens too, as `hc_lens.organism.vocabulary.WORDS` do.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     from hc_lens.organism.vocabulary import WORDS
 
-    ids = {word: index for index, word in enumerate(WORDS)}
-    words = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
-    words.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
-    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    words.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+    ids = {word: index for index, word in enumerate(words or WORDS)}
+    made = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    made.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    made.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
     names = ("pad", "unk", "cls", "sep", "mask")
     return PreTrainedTokenizerFast(
-        tokenizer_object=words,
+        tokenizer_object=made,
         model_max_length=CONTEXT,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **{f"{name}_token": f"[{name.upper()}]" for name in names},

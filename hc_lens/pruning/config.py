@@ -18,7 +18,7 @@ from hc_lens.errors import HcLensError, check_choice, check_count
 from hc_lens.metric_names import SmoothName
 from hc_lens.settings import plain_value
 
-Method = Literal["gates", "random", "importance", "greedy"]
+Method = Literal["gates", "random", "importance", "greedy", "top-k"]
 """Ways to find a subnetwork; `hc_lens.pruning.train.METHODS` has their functions."""
 LossName = Literal[SmoothName, "cross-entropy"]
 """What a subnetwork can be found by, by name."""
@@ -159,7 +159,8 @@ class PruneConfig(GateSettings):
     """Seed of the gates and of the order of the batches; 0 as in ``hc-lens prune``. The paper's
     seeds are 42 to 53."""
     method: Method = "gates"
-    """Hard-concrete gates, or one of the baselines of `hc_lens.pruning.baselines`."""
+    """Hard-concrete gates, the top k units by a straight-through mask (`hc_lens.pruning.topk`), or
+    one of the baselines of `hc_lens.pruning.baselines`."""
     steps: int = field(default=400, kw_only=True)
     """Number of updates."""
     warmup: float = field(default=0.6, kw_only=True)

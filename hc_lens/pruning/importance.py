@@ -10,22 +10,35 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from hc_lens.errors import HcLensError
-from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
-from hc_lens.masks.finite import check_finite, check_weights
-from hc_lens.masks.hooks import Handle, hooked_units
+from hc_lens.masks.finite import check_weights
+from hc_lens.masks.hooks import hooked_units
 from hc_lens.masks.replacements import Source, as_source
-from hc_lens.metrics import Metric, held_losses
-from hc_lens.protocols import BatchesLike, Model, check_batch
+from hc_lens.masks.run import MaskedRun
+from hc_lens.metrics import Loss, Metric, held_losses
+from hc_lens.protocols import BatchesLike, BatchLike, Model, check_batch
 from hc_lens.pruning.losses import CROSS_ENTROPY, first_order_loss
-from hc_lens.pruning.teacher import Teacher
+
+
+class RowGradients(NamedTuple):
+    """The full model on some rows, and how each unit's mask changes a loss of each row."""
+
+    held: Float[Tensor, "batch width"]
+    """What the full model left where each row is read."""
+    losses: Float[Tensor, "batch"]
+    """The loss of each row."""
+    gradients: Float[Tensor, "batch units"]
+    """Its gradient by the row's mask."""
 
 
 def importance(
@@ -68,26 +81,30 @@ def mean_gradients(
             "batch) that gives one loss per row"
         )
     source.check(model, space)
-    row_loss, teacher = first_order_loss(loss, batches), Teacher(model)
+    row_loss, run = first_order_loss(loss, batches), MaskedRun(model, source)
     absolute = torch.zeros(len(space), dtype=torch.float64)
     signed, n_rows = absolute.clone(), 0
     for batch in tqdm(batches, desc="importance", disable=not progress, leave=False):
         check_batch(batch, "inputs", "rows", *["labels"] * of_labels)
-        rows = len(batch.rows)
-        mask = torch.ones(rows, len(space), device=model.cfg.device, requires_grad=True)
-        edits = mask_edits(space, mask, source.on(batch))
-        with torch.enable_grad(), Handle(model, edits):
-            held = teacher.readout.held(batch)
-            check_finite(model, batch.inputs, held)
-        with torch.enable_grad():
-            # Not under the mask: the teacher may have to run the full model here.
-            full = partial(teacher.held, batch)
-            total = held_losses(row_loss, batch, held, teacher.readout.logits, full).sum()
-        (gradient,) = torch.autograd.grad(total, mask)
+        gradient = row_gradients(run, batch, row_loss).gradients
         absolute += gradient.abs().sum(0).double().cpu()
         signed -= gradient.sum(0).double().cpu()
-        n_rows += rows
+        n_rows += len(batch.rows)
     if n_rows == 0:
         raise HcLensError("expected at least one batch, got none; check the split")
     columns = {"unit": space.labels, "importance": absolute / n_rows, "effect": signed / n_rows}
     return pd.DataFrame(columns)
+
+
+def row_gradients(run: MaskedRun, batch: BatchLike, loss: Loss) -> RowGradients:
+    """The gradient of each row's loss by its own mask, in one forward and one backward pass.
+
+    The loss of a row depends on its own mask alone, so the gradient of their sum is that of each.
+    """
+    mask = torch.ones(len(batch.rows), len(run.space), device=run.model.cfg.device)
+    with torch.enable_grad():
+        held = run.held(batch, mask.requires_grad_())
+        full: Callable[[], Tensor] = held.detach
+        losses = held_losses(loss, batch, held, run.readout.logits, full)
+        (gradients,) = torch.autograd.grad(losses.sum(), mask)
+    return RowGradients(held.detach(), losses.detach(), gradients)

@@ -35,6 +35,7 @@ from hc_lens.pruning.config import Method, PruneConfig
 from hc_lens.pruning.job import Job, PruneStep, Settings
 from hc_lens.pruning.subnetwork import Subnetwork
 from hc_lens.pruning.teacher import Teacher
+from hc_lens.pruning.topk import straight_through
 from hc_lens.pruning.warm import WARM_BATCHES, warm_start
 
 KEPT_STEPS = 60
@@ -226,9 +227,44 @@ class GateTraining:
         return self.job.subnetwork(self.mask(sparsity), scores, history, sparsity=sparsity)
 
 
+class TopKTraining(GateTraining):
+    """The state of one training of scores."""
+
+    def step(self, step: int, batches: Sequence[BatchLike]) -> PruneStep:
+        """One update of the scores."""
+        config, gates = self.config, self.gates
+        target, n_units = config.target(step), len(gates.log_alpha)
+        # With every unit kept the loss has no gradient but rounding.
+        n_kept = n_units - max(1, round(target * n_units))
+        self.optimiser.param_groups[0]["lr"] = config.lr * config.rate(step)
+        self.optimiser.zero_grad()
+        n_rows, total = sum(len(batch.rows) for batch in batches), 0.0
+        for batch in batches:
+            with torch.enable_grad():
+                mask = straight_through(gates, n_kept, len(batch.rows) if config.per_row else None)
+                rows = self.job.losses(mask, batch, finite=False)
+            share, loss = len(batch.rows) / n_rows, rows.mean()
+            (share * loss).backward()
+            total += share * loss.item()
+        if config.clip is not None:
+            torch.nn.utils.clip_grad_norm_([gates.log_alpha], config.clip)
+        self.optimiser.step()
+        return PruneStep(step, target, 1 - n_kept / n_units, total, 0.0, 0.0)
+
+
 def by_gates(job: Job[PruneConfig]) -> Subnetwork:
     """Without the units whose trained gates are the lowest."""
-    config, training = job.config, GateTraining(job)
+    return _trained(job, GateTraining(job))
+
+
+def by_top_k(job: Job[PruneConfig]) -> Subnetwork:
+    """Without the units of the lowest scores, trained under a hard mask."""
+    return _trained(job, TopKTraining(job))
+
+
+def _trained(job: Job[PruneConfig], training: GateTraining) -> Subnetwork:
+    """The result of a training, which may stop early."""
+    config = job.config
     still, last = 0, training.mask(config.sparsity)
     for record in training.run(lambda: config.sparsity):
         if config.patience is not None and record.step > config.warmup_steps:
@@ -244,5 +280,6 @@ METHODS: dict[Method, Callable[[Job[PruneConfig]], Subnetwork]] = {
     "random": at_random,
     "importance": by_importance,
     "greedy": greedily,
+    "top-k": by_top_k,
 }
 """The function of each method."""

@@ -20,6 +20,7 @@ The result is exact: the same sums in another order.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -71,8 +72,12 @@ class SuffixEngine:
         self.source, self.memory = source, memory
         self.parts = [parts_of(units, self.space.n_layers) for units in sets]
         self.layers = layers_of(self.model)
-        # One level per layer that a set touches, and the node that does not branch.
-        self._levels = 1 + max((sum(map(bool, parts)) for parts in self.parts), default=0)
+
+    def of_sets(self, chosen: Sequence[int]) -> SuffixEngine:
+        """This engine for some of its sets, by their indices."""
+        engine = copy.copy(self)
+        engine.parts = [self.parts[index] for index in chosen]
+        return engine
 
     @torch.no_grad()
     def held(
@@ -170,7 +175,9 @@ class SuffixEngine:
     def _row_bytes(self, pos: int) -> int:
         """Bytes for one row of `pos` tokens: its activations, and what the source holds of it."""
         held = pos * self.source.bytes_per_token(self.model.cfg)
-        return held + self.layers.row_bytes(pos, self._levels)
+        # One level per layer that a set touches, and the node that does not branch.
+        levels = 1 + max((sum(map(bool, parts)) for parts in self.parts), default=0)
+        return held + self.layers.row_bytes(pos, levels)
 
 
 def _chunks(branches: list[Branch], size: int) -> Iterator[list[Branch]]:

@@ -8,6 +8,7 @@
 3. With a store, what every finished batch leaves to read is a record: its logits, or, of a language
    model, what they are made of, so that other metrics can be had of it later. Its key is made of
    everything that decides it: the model, what replaces removed units, the batches and the sets.
+4. With a precision `scan` measures a sample of the rows instead (`hc_lens.scans.precise`).
 
 The full model is the set ``"full"``, always there and always first.
 """
@@ -17,9 +18,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from typing_extensions import Unpack
 
-from hc_lens.data.batches import named_batches
+from hc_lens.data.batches import Batches, named_batches
 from hc_lens.errors import HcLensError
 from hc_lens.masks.ablate import mask_edits
 from hc_lens.masks.attached import warn_if_masked
@@ -55,6 +56,10 @@ from hc_lens.protocols import BatchesLike, BatchLike, Model
 from hc_lens.records import Records, digest, json_bytes
 from hc_lens.scans.engine import SuffixEngine
 from hc_lens.units import UnitSet, UnitSpace, resolve_sets, set_label
+
+if TYPE_CHECKING:
+    from hc_lens.scans.precise import Precision
+    from hc_lens.scans.sampler import Sampler
 
 COLUMNS = (
     *("dataset", "case", "set", "n"),
@@ -81,6 +86,26 @@ class ScanOptions(TypedDict, total=False):
     """Folder in which finished batches are kept; the same call continues from there."""
     progress: bool
     """Whether to show a progress bar."""
+
+
+class PreciseOptions(ScanOptions, total=False):
+    """What `scan` takes by name to stop at a stated precision."""
+
+    precision: float
+    """Half the width of each interval, in the unit of the metric: every set is measured on as many
+    rows of each case as that takes. Without it every set is measured on every row."""
+    confidence: float
+    """Probability with which an interval holds the full scan's value; 0.95 by default."""
+    simultaneous: bool
+    """Whether all intervals of the scan hold together with this probability."""
+    precision_of: str
+    """The metric that is to be precise: ``"logit"`` by default, ``"kl"``, ``"accuracy"``,
+    ``"agreement"`` or one of `metrics`."""
+    by_case: bool
+    """Whether each case has its own estimates (the default), or a dataset one for all its rows, as
+    the case ``"all"``."""
+    seed: int
+    """Which rows are drawn; 0 by default."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +171,7 @@ def scan(
     datasets: Mapping[str, BatchesLike] | BatchesLike,
     means: Source | str,
     sets: Iterable[UnitSet] | None = None,
-    **options: Unpack[ScanOptions],
+    **options: Unpack[PreciseOptions],
 ) -> pd.DataFrame:
     """What ablating each set does to the model, per dataset and case.
 
@@ -157,15 +182,28 @@ def scan(
     metric with its change. Accuracy and logit are over rows with a label, NaN where there are none.
     The full model is the set "full".
 
+    With ``precision=0.02`` the sets are measured on a sample of the rows, each on as many as it
+    needs: n is how many, `low` and `high` are the interval of what is precise (`logit_change`, or
+    the column of `precision_of`), and the other columns are means over the same n rows.
+
     Args:
         model: a HookedEncoder or HookedTransformer, of `hc.load` or your own. Its hooks stay on and
             run; see docs/method/evaluation.md.
         means: what replaces a removed unit: means, ``"zero"`` or another source.
         sets: the sets to ablate, each a list of units or a label such as ``"L2.H5+L3.H7"``; by
             default every unit alone. ``hc.pairs(units)`` gives some units and all their pairs.
-        options: `ScanOptions`: metrics, limit, memory, store, progress.
+        options: `PreciseOptions`: metrics, limit, memory, store, progress, and precision,
+            confidence, simultaneous, precision_of, by_case, seed.
     """
-    run = _Scan(model, datasets, means, sets, **options)
+    exact, settings = _without_precision(options)
+    run = ScanJob(model, datasets, means, sets, **exact)
+    if settings is not None:
+        from hc_lens.scans.precise import precise_table
+
+        with run.bar() as bar:
+            samplers = run.samplers(settings.of, bar.update)
+            table = precise_table(samplers, run.labels[1:], tuple(run.more), settings)
+        return table.reindex(columns=[*_columns(tuple(run.more)), "low", "high"])
     results = run.results()
     pieces = ((name, b.cases, b.labels, rows) for name, b, _, rows in results)
     return _table(run.labels, tuple(run.more), pieces)
@@ -179,7 +217,7 @@ def scan_rows(
     **options: Unpack[ScanOptions],
 ) -> ScanRows:
     """The results of `scan` for every row, in the order of the splits; arguments as there."""
-    run = _Scan(model, datasets, means, sets, **options)
+    run = ScanJob(model, datasets, means, sets, **options)
     frames, kept = [], []
     for name, batch, held, values in run.results():
         columns = {"row": batch.rows.cpu().numpy(), "label": batch.labels.cpu().numpy()}
@@ -238,7 +276,42 @@ def limited_batches(
     return named
 
 
-class _Scan:
+def check_drawn(datasets: Mapping[str, BatchesLike], source: Source) -> dict[str, Batches]:
+    """The datasets, if their rows can be drawn one by one."""
+    if not source.row_wise:
+        raise HcLensError(
+            f"expected rows that can be drawn one by one, got {type(source).__name__}, which needs "
+            "the rows of a batch together; scan every row, or replace by means"
+        )
+    named = {}
+    for name, batches in datasets.items():
+        if not isinstance(batches, Batches):
+            raise HcLensError(
+                "expected batches of task.batches(...) to draw rows from, got a "
+                f"{type(batches).__name__}; scan every row"
+            )
+        named[name] = batches
+    return named
+
+
+def _without_precision(options: PreciseOptions) -> tuple[ScanOptions, Precision | None]:
+    """The options of an exact scan, and the precision that was asked for."""
+    from hc_lens.scans.precise import Precision
+
+    given: dict[str, Any] = dict(options)
+    names = PreciseOptions.__annotations__.keys() - ScanOptions.__annotations__.keys()
+    chosen = {name.removeprefix("precision_"): given.pop(name) for name in names & given.keys()}
+    if chosen.get("precision") is None:
+        if others := sorted(names & options.keys() - {"precision"}):
+            raise HcLensError(
+                f"expected precision= with {others[0]}=, got {others[0]}= alone; give precision=, "
+                "such as 0.02, or leave it out"
+            )
+        return cast(ScanOptions, given), None
+    return cast(ScanOptions, given), Precision(**chosen)
+
+
+class ScanJob:
     """The batches, the sets and the engine of one scan, and where its finished batches are kept."""
 
     def __init__(
@@ -283,6 +356,43 @@ class _Scan:
                         found = held_metrics(batches, batch, held, self.readout.logits, wanted)
                     yield name, batch, held, found
 
+    def samplers(self, of: str, report: Callable[[int], object]) -> dict[str, Sampler]:
+        """What measures the sets on samples of each dataset's rows, for the metric `of`."""
+        from hc_lens.scans.runs import UnitRuns
+        from hc_lens.scans.sampler import Sampler
+        from hc_lens.scans.target import target
+
+        named = check_drawn(self._named, self._engine.source)
+        runs = UnitRuns(self._engine, self._checked)
+        wanted = {**{name: name for name in _METRICS.values()}, **self.more}
+        return {
+            name: Sampler(
+                runs,
+                batches,
+                target(of, self.more, batches, self.readout),
+                wanted,
+                partial(self._kept, name),
+                report,
+            )
+            for name, batches in named.items()
+        }
+
+    def bar(self) -> tqdm:  # tqdm 4.66 cannot be subscripted when it runs
+        """A progress bar of rows times sets, of which nobody knows how many there will be."""
+        return tqdm(desc="scan", disable=not self._progress, leave=False, unit="row")
+
+    def _kept(
+        self, name: str, what: str, batch: BatchLike, make: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """What was made of a batch of rows that were drawn, from the store if it is there."""
+        if self._records is None:
+            return make()
+        scan_key = self._keys[name]
+        key = digest(scan_key, what, batch.rows.tolist())
+        record = f"{scan_key}/drawn-{key}"
+        found = self._read(record, key, "drawn")
+        return found or self._write(record, key, "drawn", make())
+
     def _held(
         self, name: str, index: int, batch: BatchLike, report: Callable[[int], object]
     ) -> Float[Tensor, "sets batch width"]:
@@ -291,22 +401,44 @@ class _Scan:
             return self._checked(batch, self._engine.held(batch, report))
         scan_key, part = self._keys[name], "held" if self.readout.split else "logits"
         record, key = f"{scan_key}/batch-{index:06d}", digest(scan_key, batch.rows.tolist())
-        files, file = self._records.read(record, key), f"{part}.safetensors"
-        if files is not None:
+        found = self._read(record, key, part)
+        if found is not None:
             report(len(self.labels) * len(batch.rows))
-            return self._checked(batch, load(files[file])[part].to(batch.labels.device))
+            return self._checked(batch, found[part].to(batch.labels.device))
         held = self._checked(batch, self._engine.held(batch, report))
-        self._records.write(record, {file: save({part: held.cpu().contiguous()})}, key)
+        self._write(record, key, part, {part: held})
         return held
 
+    def _read(self, record: str, key: str, file: str) -> Mapping[str, Tensor] | None:
+        """The tensors of a record of the store, if it is there."""
+        files = self._records.read(record, key) if self._records is not None else None
+        return None if files is None else load(files[f"{file}.safetensors"])
+
+    def _write(
+        self, record: str, key: str, file: str, made: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Keep tensors in the store."""
+        assert self._records is not None
+        on_cpu = {name: value.cpu().contiguous() for name, value in made.items()}
+        self._records.write(record, {f"{file}.safetensors": save(on_cpu)}, key)
+        return made
+
     def _checked(
-        self, batch: BatchLike, held: Float[Tensor, "sets batch width"]
+        self,
+        batch: BatchLike,
+        held: Float[Tensor, "sets batch width"],
+        chosen: Sequence[int] | None = None,
     ) -> Float[Tensor, "sets batch width"]:
-        """What is held; if some is not finite, an HcLensError that says of which set and where."""
+        """What is held of all sets, or of those chosen by index.
+
+        If some of it is not finite, an HcLensError that says of which set and where.
+        """
         if is_finite(held):
             return held
         model, space = self._engine.model, self._engine.space
-        for label, units, own in zip(self.labels, self._sets, held, strict=True):
+        indices = range(len(self.labels)) if chosen is None else chosen
+        for index, own in zip(indices, held, strict=True):
+            label, units = self.labels[index], self._sets[index]
             mask = torch.ones(len(space), device=model.cfg.device)
             mask[space.indices(units)] = 0.0
             run = f"the model without {label}" if units else "the model"
@@ -356,5 +488,10 @@ def _table(
         # Within a dataset and case the full model comes first.
         full = table.groupby(["dataset", "case"], sort=False)[name].transform("first")
         table[f"{name}_change"] = table[name] - full
+    return table.reindex(columns=_columns(more))
+
+
+def _columns(more: Sequence[str]) -> list[str]:
+    """The columns of a scan with further metrics."""
     further = [column for name in more for column in (name, f"{name}_change")]
-    return table.reindex(columns=list(dict.fromkeys([*COLUMNS, *further])))
+    return list(dict.fromkeys([*COLUMNS, *further]))

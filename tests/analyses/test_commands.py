@@ -50,6 +50,16 @@ def test_one_head_alone_is_an_error(call):
     assert "expected at least two units in a joint set" in done.stderr
 
 
+def test_self_repair_writes_its_tables_and_figure(call, tmp_path):
+    more = ("--units", "L0.H0+L1.H2,L0.MLP", "--measure", "margin", "--n-resamples", 100)
+    done = call("self-repair", *more, "--means", "zero", "--out", "r")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv(tmp_path / "r" / "table.csv")
+    assert table["set"].tolist() == ["L0.H0+L1.H2", "L0.MLP", "L0.H0", "L1.H2"]
+    assert pd.read_csv(tmp_path / "r" / "backup.csv")["set"].tolist() == ["L0.H0+L1.H2"]
+    assert {"givers.csv", "self-repair.png"} <= {path.name for path in (tmp_path / "r").iterdir()}
+
+
 def test_lexical_overlap_shows_the_highest_heads_and_writes_all(call, tmp_path):
     more = ("--n-bootstrap", 20, "--mark", "L0.H0", "--out", "l", "--format", "parquet")
     done = call("lexical-overlap", *more)

@@ -11,6 +11,7 @@ import torch
 import hc_lens as hc
 from hc_lens.analyses import lexical_overlap
 from hc_lens.analyses.composition.weights import PositionsWarning, weight_scores
+from hc_lens.analyses.self_repair import repair_rows
 from hc_lens.attention.patterns import word_batches
 from hc_lens.models.inputs import mask_of
 from tests import tiny
@@ -24,7 +25,7 @@ each_family = pytest.mark.parametrize(
 )
 
 
-def loaded(family: str, **changes):
+def loaded(family: str, **changes) -> Any:
     original = tiny.tiny_hf(family, **changes)
     return hc.load(original, dtype=torch.float64, tokenizer=tiny.tokenizer_for(family))
 
@@ -62,6 +63,27 @@ def test_a_pruned_subnetwork_has_the_size_asked_for_and_the_logits_of_the_hooks(
     found = table[table["subnetwork"] != "full"]
     assert float((found["kl"] * found["n"]).sum()) == pytest.approx(divergence, rel=1e-6)
     assert divergence > 1e-3
+
+
+def test_self_repair_wants_a_model_that_is_read_at_one_position():
+    model = loaded("modernbert-mean")
+    batches = pair_batches(model, 6)
+    means = hc.collect_means(model, batches, **SILENT)
+    with pytest.raises(hc.HcLensError, match="that is read at the mean of all tokens"):
+        repair_rows(model, batches, means, **SILENT)
+
+
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert", "albert", "mpnet"])
+def test_parts_of_self_repair_add_up_to_the_effect_of_the_ablation(family: str):
+    model = loaded(family)
+    batches = pair_batches(model, 6)
+    means = hc.collect_means(model, batches, **SILENT)
+    found = repair_rows(model, batches, means, ["L0.H1"], measure="margin", **SILENT)
+    table = hc.scan(model, batches, means, ["L0.H1"], metrics=("margin",), **SILENT)
+    scanned = table[table["set"] == "L0.H1"]
+    change = float((scanned["margin_change"] * scanned["n"]).sum())
+    assert float(found.total.sum()) == pytest.approx(change, rel=1e-6)
+    assert abs(change) > 1e-4
 
 
 @each_family

@@ -41,6 +41,15 @@ def engine_edges(model, means, norms, batch, sender, receivers):
     return engine.edges(clean, sender, receivers)
 
 
+def check_edges(model, means, norms, batch, sender, receivers) -> None:
+    """Every edge against one full forward pass with the receiver's input rebuilt."""
+    found = engine_edges(model, means, norms, batch, sender, receivers)
+    moved = inputs_without(model, batch.inputs, means, sender[0], norms)
+    for receiver, logits in zip(receivers, found, strict=True):
+        slow = patched_logits(model, batch.inputs, moved, receiver)
+        assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norms", NORMS)
 def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(family, norms):
@@ -49,11 +58,7 @@ def test_every_edge_equals_a_forward_pass_with_the_receivers_input_rebuilt(famil
     for sender in SENDERS:
         receivers = as_receivers(model, sender)
         receivers += [Receiver.parse("L3.H2")]
-        found = engine_edges(model, means, norms, batch, sender, receivers)
-        moved = inputs_without(model, batch.inputs, means, sender[0], norms)
-        for receiver, logits in zip(receivers, found, strict=True):
-            slow = patched_logits(model, batch.inputs, moved, receiver)
-            assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
+        check_edges(model, means, norms, batch, sender, receivers)
 
 
 @hooked_only
@@ -65,11 +70,7 @@ def test_edges_of_encoders_with_attention_of_their_own_equal_forward_passes(name
     for sender in SENDERS[:2]:
         receivers = as_receivers(model, sender)[:: 3 if sender[0].layer else 7]
         receivers.append(Receiver.parse("classifier"))
-        found = engine_edges(model, means, norms, batch, sender, receivers)
-        moved = inputs_without(model, batch.inputs, means, sender[0], norms)
-        for receiver, logits in zip(receivers, found, strict=True):
-            slow = patched_logits(model, batch.inputs, moved, receiver)
-            assert torch.allclose(logits, slow, atol=1e-9), (sender, str(receiver))
+        check_edges(model, means, norms, batch, sender, receivers)
 
 
 @hooked_only

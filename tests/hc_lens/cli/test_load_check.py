@@ -34,7 +34,7 @@ def test_a_checkpoint_has_hugging_faces_logits(call, tmp_path, family):
     assert document["transformers"] == transformers.__version__
     where = ("largest_logit_difference", "random_rows_padded_right", "random_rows_padded_left")
     assert all(0 <= document[name] < 1e-4 for name in where)
-    assert "on_your_rows" not in document
+    assert "your_rows" not in document
 
 
 def test_the_organisms_checkpoint_is_found_by_its_step(call):
@@ -56,7 +56,8 @@ def test_a_users_rows_are_compared_too(call, tmp_path):
     document = json.loads(done.stdout)
     assert document["family"] == "deberta-v2"
     assert document["exact"] == "logits, patterns, scans; composition without a convolution"
-    assert 0 < document["on_your_rows"] < 1e-4
+    assert 0 < document["your_rows"] < 1e-4
+    assert 0 < document["your_rows_padded_left"] < 1e-4
     assert "mine/all" in document["inputs"]
 
 

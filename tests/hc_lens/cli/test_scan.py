@@ -77,3 +77,38 @@ def test_bad_input_is_one_line(call, read, more, told):
     done = call("scan", *read, "--means", "zero", *more)
     assert done.exit_code == 1
     assert told in done.stderr.splitlines()[-1]
+
+
+def test_a_precision_measures_samples_of_the_rows(call, model):
+    line = ("scan", "--model", "organism", "--task", "organism", "--limit", "400")
+    line += ("--means", "zero", "--units", "L0.H0,L2.H3", "--precision", "0.05", "--json")
+    done = call(*line, "--seed", "3", "--confidence", "0.9")
+    assert done.exit_code == 0, done.output
+    table = pd.DataFrame(json.loads(done.stdout)["table"])
+    assert list(table["case"]) == ["all"] * 3
+    assert ((table["high"] - table["low"]) / 2 <= 0.05 + 1e-9).all()
+    assert (table["n"] <= 400).all()
+    refused = call(*line, "--top", "3")
+    assert refused.exit_code == 1
+    assert "expected either --precision or --top, got both" in refused.stderr
+
+
+def test_the_largest_effects_are_found_by_name(call):
+    line = (
+        "scan",
+        "--model",
+        "organism",
+        "--task",
+        "organism",
+        "--limit",
+        "400",
+        "--means",
+        "zero",
+    )
+    done = call(*line, "--top", "2", "--precision-of", "kl", "--json")
+    assert done.exit_code == 0, done.output
+    table = pd.DataFrame(json.loads(done.stdout)["table"])
+    assert list(table.columns) == ["rank", "set", "n", "kl", "low", "high"]
+    assert list(table["rank"]) == [1, 2]
+    refused = call(*line, "--top", "2", "--ood", "organism-ood")
+    assert "expected the rows of one task to rank sets on with --top" in refused.stderr

@@ -37,7 +37,7 @@ def booted(folder) -> TransformerBridge:
         return TransformerBridge.boot_transformers(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.BRIDGED)
 def test_with_our_adapters_a_classifier_boots_as_one(family, tmp_path):
     hc.register_adapters()
     original = tiny.tiny_hf(family)
@@ -254,7 +254,7 @@ def test_a_model_in_compatibility_mode_is_scanned_with_its_own_blocks(family):
 
 
 @bridges_only
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.BRIDGED)
 def test_processed_weights_say_the_same_and_are_another_model_to_means(family):
     model = hc.load(tiny.tiny_hf(family))
     batches = random_batches(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hc_lens.scans.engine import SuffixEngine
 from hc_lens.scans.layers import FusedLayers
 from tests import tiny
 from tests.batches import random_batches
+from tests.hc_lens.masks.test_run import by_hooks, gradient, soft_masks
 from tests.hc_lens.models.test_parity import expected_logits
 from tests.hc_lens.pairs import brute_force
 from tests.lens import BRIDGES, bridges_only, hooked_only
@@ -57,7 +59,7 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 sides = pytest.mark.parametrize("side", ["right", "left"])
 
 
-def original_of(variant: str, dtype: torch.dtype = torch.float64):
+def original_of(variant: str, dtype: torch.dtype = torch.float64) -> Any:
     family, changes = VARIANTS[variant]
     return tiny.tiny_hf(family, **changes).to(dtype)
 
@@ -125,9 +127,37 @@ def test_scans_and_masked_runs_by_kernels_are_those_of_hooks(variant: str, side:
 
 
 @hooked_only
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert", "modernbert-mean", "mpnet"])
+def test_gradients_of_masks_are_those_of_hooks_also_where_a_pad_sees_nothing(family, bfloat16):
+    model = hc.load(tiny.tiny_hf(family))
+    (batch,) = random_batches(model, lengths=((14, 9, 2),))
+    means = hc.collect_means(model, [batch], progress=False)
+    mask = soft_masks(model, batch).float().detach().requires_grad_()
+    found = gradient(MaskedRun(model, means, first=0, bfloat16=bfloat16).held(batch, mask), mask)
+    expected = gradient(by_hooks(model, batch, mask, means), mask)
+    assert expected.isfinite().all()
+    assert (found - expected).abs().max() < (0.1 if bfloat16 else 1e-5)
+
+
+@hooked_only
+def test_results_of_heads_add_up_to_what_they_write():
+    model = hc.load(tiny.tiny_hf("deberta-v3"), dtype=torch.float64)
+    (batch,) = random_batches(model, lengths=((9, 5),))
+    _, plain = model.run_with_cache(**batch.inputs)
+    model.cfg.use_attn_result = True
+    _, split = model.run_with_cache(**batch.inputs)
+    at = "blocks.1.attn.hook_result"
+    assert split[at].shape == (2, 9, 4, 32)
+    whole = split[at].sum(2) + model.blocks[1].attn.b_O
+    torch.testing.assert_close(whole, plain["blocks.1.hook_attn_out"])
+    torch.testing.assert_close(split["blocks.1.hook_attn_out"], plain["blocks.1.hook_attn_out"])
+
+
+@hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "modernbert-mean"])
 def test_a_scan_with_hooks_of_the_user_runs_the_models_own_blocks(family: str):
-    model = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
+    model: Any = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
     batches = random_batches(model, lengths=((14, 9, 2),))
     means = hc.collect_means(model, batches, progress=False)
     sets = [[], [hc.Unit(0, 1)], [hc.Unit(1)]]
@@ -141,10 +171,22 @@ def test_a_scan_with_hooks_of_the_user_runs_the_models_own_blocks(family: str):
 
 
 @hooked_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", ["deberta-v3", "modernbert-mean", "mpnet"])
+def test_half_precision_is_scanned(family: str, dtype: torch.dtype):
+    exact, model = (hc.load(tiny.tiny_hf(family), dtype=kind) for kind in (torch.float32, dtype))
+    batch, sets = random_batches(model, lengths=((14, 9, 2),))[0], [[], [hc.Unit(0, 1)]]
+    logits = SuffixEngine(model, sets, hc.Zero(), 10**9).logits(batch)
+    assert logits.dtype == dtype
+    expected = SuffixEngine(exact, sets, hc.Zero(), 10**9).logits(batch)
+    assert (logits.float() - expected).abs().max() < (0.02 if dtype == torch.float16 else 0.15)
+
+
+@hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "deberta-v2"])
 def test_token_types_count_as_in_hugging_face(family: str):
     types = 2 if family == "deberta-v2" else 0
-    original = tiny.tiny_hf(family, type_vocab_size=types).double()
+    original: Any = tiny.tiny_hf(family, type_vocab_size=types).double()
     inputs = inputs_of(original, "right", token_types=True)
     with torch.no_grad():
         expected = original(**inputs).logits
@@ -181,7 +223,7 @@ def test_layers_of_albert_share_their_weights_and_not_their_units():
 @hooked_only
 @pytest.mark.parametrize("family", ["deberta-v3", "mpnet"])
 def test_a_copy_of_a_model_has_a_table_of_distances_of_its_own(family: str):
-    model = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
+    model: Any = hc.load(tiny.tiny_hf(family), dtype=torch.float64)
     batch, other = random_batches(model)[0], copy.deepcopy(model)
     before = model(**batch.inputs)
     assert model.fingerprint == other.fingerprint
@@ -230,6 +272,7 @@ def test_what_weights_do_not_say_is_in_the_fingerprint(family: str, changes: dic
         ("deberta-v3", {"pos_att_type": ["p2p"]}, r"with pos_att_type among .*got \['p2p'\]"),
         ("deberta-v3", {"norm_rel_ebd": "batch_norm"}, "with norm_rel_ebd among"),
         ("deberta-v3", {"z_steps": 3}, "with z_steps among .*got 3"),
+        ("deberta-v2", {"conv_kernel_size": 3, "num_hidden_layers": 1}, "with a convolution as a"),
         ("deberta", {"talking_head": True}, "with talking_head among"),
         ("deberta", {"share_att_key": True}, "with share_att_key among"),
         ("modernbert", {"mlp_bias": True}, "with mlp_bias among"),
@@ -242,16 +285,16 @@ def test_what_weights_do_not_say_is_in_the_fingerprint(family: str, changes: dic
 )
 @hooked_only
 def test_a_configuration_that_is_not_computed_is_refused_by_name(family, changes, message):
-    original = tiny.tiny_hf(family)
+    original: Any = tiny.tiny_hf(family)
     for name, value in changes.items():
-        original.config.__dict__[name] = value
+        vars(original.config)[name] = value
     with pytest.raises(HcLensError, match=message):
         hc.load(original)
 
 
 @hooked_only
 def test_other_layers_and_rotary_positions_of_modernbert_are_refused():
-    original = tiny.tiny_hf("modernbert")
+    original: Any = tiny.tiny_hf("modernbert")
     original.config.rope_parameters["full_attention"]["rope_type"] = "yarn"
     with pytest.raises(HcLensError, match=r"with rope_type among .*got 'yarn'"):
         hc.load(original)
@@ -263,14 +306,14 @@ def test_other_layers_and_rotary_positions_of_modernbert_are_refused():
 
 @hooked_only
 def test_a_model_that_was_set_to_run_its_last_layer_again_is_refused():
-    original = tiny.tiny_hf("deberta-v3")
+    original: Any = tiny.tiny_hf("deberta-v3")
     original.deberta.z_steps = 3
     with pytest.raises(HcLensError, match="z_steps"):
         hc.load(original)
 
 
 def test_several_labels_at_once_are_refused():
-    original = tiny.tiny_hf("bert")
+    original: Any = tiny.tiny_hf("bert")
     original.config.problem_type = "multi_label_classification"
     with pytest.raises(HcLensError, match="expected a classifier of which one label is right"):
         hc.load(original)

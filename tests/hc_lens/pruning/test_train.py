@@ -49,9 +49,9 @@ def test_exactly_the_requested_number_is_removed(setting, recipe, percent):
     assert len(sub.removed) == round(percent / 100 * 15)
 
 
-@pytest.mark.parametrize("method", ["random", "importance", "greedy"])
+@pytest.mark.parametrize("method", ["random", "importance", "greedy", "top-k"])
 def test_a_baseline_removes_exactly_the_requested_number_too(setting, method):
-    sub = run(setting, PruneConfig(0.4, 3, method=method))
+    sub = run(setting, PruneConfig(0.4, 3, method=method, **FAST))
     assert len(sub.removed) == 6
     assert sub.config["method"] == method
 
@@ -150,7 +150,7 @@ def test_greedy_removes_the_unit_that_hurts_least_each_time(setting):
 
 
 def test_kept_units_and_mlps_stay(setting):
-    for method in ("gates", "random", "importance", "greedy"):
+    for method in ("gates", "random", "importance", "greedy", "top-k"):
         config = PruneConfig(
             0.4, 0, method=method, steps=4, keep=("L0.H0", "L1.H3"), heads_only=True
         )
