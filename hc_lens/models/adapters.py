@@ -10,8 +10,8 @@
 4. After `register`, or any `hc.load`, ``TransformerBridge.boot_transformers(folder)`` gives a
    classifier. TransformerLens also finds the adapters itself, as entry points of the group
    ``transformer_lens.architectures``. But up to 4.3 it looks for these only after it has chosen
-   from its own table, so that without `register` they count from the second model of a process on.
-   An adapter that the user has put into that table stays.
+   from its own table, so that without `register` they count only once another model has been
+   booted. An adapter that the user has put into that table stays.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformer_lens.components import Unembed
 
 import hc_lens as hc
 from hc_lens import metrics
@@ -19,8 +18,10 @@ from hc_lens.models.reading import Readout
 from hc_lens.pruning.losses import faithful_loss
 from hc_lens.pruning.teacher import Teacher
 from tests.hc_lens.test_language_models import SILENT, load, own, prompts
+from tests.lens import REASON
 from tests.memory import peak_bytes
 
+Unembed = pytest.importorskip("transformer_lens.components", reason=REASON).Unembed
 VOCABULARY = 2_000
 ROWS = 21
 

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -53,11 +54,22 @@ def test_the_adapters_are_found_without_a_warning_of_transformer_lens(tmp_path):
     tiny.save_checkpoint(tmp_path, "distilbert")
     code = (
         "import warnings; warnings.simplefilter('error', UserWarning); import hc_lens as hc;"
-        "hc.register_adapters(); from transformer_lens.model_bridge import TransformerBridge as T;"
+        "hc.register_adapters(); hc.register_adapters();"
+        "from transformer_lens.model_bridge import TransformerBridge as T;"
         f"print(type(T.boot_transformers({str(tmp_path)!r}, device='cpu').original_model).__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "DistilBertForSequenceClassification"
+
+
+@bridges_only
+def test_every_adapter_is_an_entry_point():
+    found = {
+        point.name: point
+        for point in entry_points(group="transformer_lens.architectures")
+        if point.value.startswith("hc_lens.")
+    }
+    assert {name: point.load() for name, point in found.items()} == ADAPTERS
 
 
 @bridges_only
