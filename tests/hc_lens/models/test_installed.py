@@ -1,5 +1,8 @@
 """Versions of TransformerLens: those that hc_lens runs on, and the others."""
 
+import subprocess
+import sys
+
 import pytest
 
 import hc_lens as hc
@@ -18,6 +21,26 @@ def test_another_version_is_refused_with_what_to_install(version):
     message = rf"TransformerLens 3 \(from 3\.9\) or 4, got {version}; .*transformer-lens>=3\.9,<5"
     with pytest.raises(hc.HcLensError, match=message):
         has_bridges(version)
+
+
+def test_another_version_is_refused_before_it_is_imported():
+    names = ["load", "register_adapters", "Task", "Means", "scan", "show"]
+    code = f"""
+import importlib.metadata, sys
+sys.modules["transformer_lens"] = None
+import hc_lens as hc
+for version in ("2.16.1", "5.0.0"):
+    importlib.metadata.version = lambda _: version
+    for name in {names}:
+        try:
+            getattr(hc, name)
+        except hc.HcLensError as error:
+            assert f"got {{version}}; install one of them" in str(error)
+            print(version, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    refused = [f"{version} {name}" for version in ("2.16.1", "5.0.0") for name in names]
+    assert done.stdout.splitlines() == refused
 
 
 def test_what_needs_a_hooked_transformer_says_so():
