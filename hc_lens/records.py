@@ -604,7 +604,9 @@ class Records:
 
         One of the two files that says something of another kind came from elsewhere.
         """
-        found = {name: self._get(name) for name in (MARKER, COPY)}
+        # The copy is written last, so it is read first: another process may be making the folder.
+        copy, marker = self._get(COPY), self._get(MARKER)
+        found = {MARKER: marker, COPY: copy}
         whole: dict[str, dict[str, Any]] = {}
         for name, content in found.items():
             with contextlib.suppress(ValueError, TypeError):

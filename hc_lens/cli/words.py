@@ -44,7 +44,9 @@ OPTIONS = {
     "save means with means.save(path)": "write means with hc-lens means",
     "a folder that Subnetwork.save wrote": "a folder of hc-lens prune",
     ", or use hc.masked(model, sub.mask, means)": "",
-    ", use hc.masked(model, sub.mask, means) if it is the same checkpoint": "",
+    "prune again, use hc.masked(model, sub.mask, means) if it is the same checkpoint": (
+        "prune again"
+    ),
     " The last good subnetwork is in the error's `finished`": "",
     "list the units with hc.UnitSpace.of(model).labels": "layers and heads count from 0",
     "name heads of hc.UnitSpace.of(model).heads": "name heads such as L0.H0",

@@ -150,7 +150,7 @@ def _check_kind(config: Any, architecture: str) -> None:
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise HcLensError(
             "expected a classifier of which one label is right, got one for several at once "
-            "(problem_type='multi_label_classification'); load a checkpoint trained for one label"
+            "(problem_type multi_label_classification); load a checkpoint trained for one label"
         )
     if config.num_labels < 2 or getattr(config, "problem_type", None) == "regression":
         raise HcLensError(

@@ -103,8 +103,8 @@ class Subnetwork:
     def check(self, model: Model) -> None:
         """The subnetwork must be of this model."""
         own = fingerprint(model)
-        mask = "use hc.masked(model, sub.mask, means) if it is the same checkpoint"
-        check_version("a subnetwork", self.model, own, f"prune again, {mask}")
+        again = "prune again, use hc.masked(model, sub.mask, means) if it is the same checkpoint"
+        check_version("a subnetwork", self.model, own, again)
         if own != self.model:
             found = self.model[:8] or "several models combined"
             raise HcLensError(

@@ -187,7 +187,7 @@ def test_peak_memory_stays_within_the_cap(family: str, share: float, monkeypatch
     means = hc.collect_means(model, [batch], progress=False)
     sets = some_sets(model)
     whole = SuffixEngine(model, sets, means, ENOUGH)
-    row_bytes = whole.layers.row_bytes(30, whole._levels)
+    row_bytes = whole._row_bytes(30)
     memory = whole.layers.held_bytes + int(share * 8 * row_bytes)
     engine = SuffixEngine(model, sets, means, memory)
     assert peak_bytes(lambda: engine.logits(batch)) < memory - whole.layers.held_bytes
