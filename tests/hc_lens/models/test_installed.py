@@ -1,5 +1,6 @@
 """Versions of TransformerLens: those that hc_lens runs on, and the others."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import pytest
 
 import hc_lens as hc
 from hc_lens.models.installed import has_bridges, only_before_bridges
+from tests.commands import invoke
+from tests.lens import bridges_only
 
 
 def test_bridges_come_with_the_fourth_version():
@@ -41,6 +44,13 @@ for version in ("2.16.1", "5.0.0"):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     refused = [f"{version} {name}" for version in ("2.16.1", "5.0.0") for name in names]
     assert done.stdout.splitlines() == refused
+
+
+@bridges_only
+def test_the_command_that_needs_version_3_says_so_on_one_line():
+    done = invoke("analyse", "extractive", "--demo")
+    assert done.exit_code == 1
+    assert re.search(r"expected TransformerLens 3 for extractive.*<4", done.stderr.splitlines()[-1])
 
 
 def test_what_needs_a_hooked_transformer_says_so():

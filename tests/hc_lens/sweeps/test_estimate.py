@@ -10,6 +10,7 @@ import torch
 import hc_lens as hc
 from hc_lens.sweeps.estimate import Speed, expected, in_words, measure, seconds
 from tests.hc_lens.sweeps import made as sweeps
+from tests.lens import hooks_on
 
 SPEED = Speed(update=2.0, row=0.5)
 
@@ -38,7 +39,7 @@ def test_what_is_measured_leaves_no_trace_on_the_model():
     assert speed.row > 0
     assert all(map(torch.equal, before, model.parameters()))
     assert [parameter.requires_grad for parameter in model.parameters()] == learn
-    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+    assert hooks_on(model) == []
     random = measure(model, train, data, hc.PruneConfig(0.5, method="random"))
     assert random.update == 0
 
