@@ -41,6 +41,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS,
 )
 
+from hc_lens.errors import HcLensError, HcLensWarning, warn
 from hc_lens.models.encoders import EncoderFamily
 from hc_lens.models.families import ARCHITECTURES, ENCODERS, MASKED
 
@@ -75,18 +76,13 @@ class ClassifierAdapter(ArchitectureAdapter):
 
         TransformerLens calls this when it makes a bridge, and when it changes the bridge's mode.
         """
-        from hc_lens.models.loading import carry_tokenizer, read_tokenizer  # imports this module
-
         if "labels" in vars(bridge):
             return
         config = bridge.original_model.config
         bridge.labels = dict(config.id2label) if self.classifies else {}
         bridge.pad_token_id = config.pad_token_id
-        # TransformerLens reads tokenizers with a BOS in front, some of which then lose the special
-        # tokens that the model was trained with.
-        place = getattr(bridge.tokenizer, "name_or_path", None)
-        if place and self.classifies:
-            carry_tokenizer(bridge, read_tokenizer(place))
+        if self.classifies and getattr(bridge.tokenizer, "name_or_path", None):
+            _restore_tokenizer(bridge)
 
     @property
     def classifies(self) -> bool:
@@ -101,6 +97,25 @@ def _config_class(known: type, architecture: str) -> type:
     own = type(known.__name__, (known,), {})
     hf.AutoModelForCausalLM.register(own, wanted, exist_ok=True)
     return own
+
+
+def _restore_tokenizer(bridge: Any) -> None:
+    """Give a bridge the tokenizer of its checkpoint where TransformerLens has made another of it.
+
+    TransformerLens puts a BOS in front, and some tokenizers then lose the special tokens with which
+    the model was trained.
+    """
+    from hc_lens.models.loading import carry_tokenizer, read_tokenizer  # imports this module
+
+    place = bridge.tokenizer.name_or_path
+    try:
+        own = read_tokenizer(place)
+    except HcLensError as error:
+        warn(f"{error}; texts are read with the tokenizer as TransformerLens has it", HcLensWarning)
+        return
+    pair = ("a", "b")
+    if own(*pair)["input_ids"] != bridge.tokenizer(*pair)["input_ids"]:
+        carry_tokenizer(bridge, own)
 
 
 class EncoderAdapter(ClassifierAdapter, BertArchitectureAdapter):

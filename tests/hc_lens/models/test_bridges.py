@@ -15,6 +15,7 @@ from transformer_lens.factories.architecture_adapter_factory import (
 from transformer_lens.model_bridge import TransformerBridge
 
 import hc_lens as hc
+from hc_lens.errors import HcLensWarning
 from hc_lens.models.adapters import ADAPTERS
 from hc_lens.models.fingerprint import fingerprint
 from hc_lens.models.lens import parts_of
@@ -106,9 +107,22 @@ def test_a_booted_bridge_reads_what_a_loaded_model_reads(family, tmp_path):
     theirs, ours = (task.batches(model, "train") for model in (bridge, loaded))
     # TransformerLens reads tokenizers with a BOS, and some without their other special tokens.
     assert torch.equal(theirs[0].inputs["input"], ours[0].inputs["input"])
-    assert theirs.fingerprint == ours.fingerprint
     assert bridge.labels == loaded.labels == tiny.MNLI_LABELS
     assert fingerprint(bridge) == loaded.fingerprint
+
+
+@bridges_only
+def test_a_tokenizer_that_is_not_where_it_was_stays_as_transformer_lens_has_it(tmp_path):
+    hc.register_adapters()
+    tokenizer = tiny.bert_tokenizer()
+    tokenizer.name_or_path = str(tmp_path / "gone" / "elsewhere")
+    folder, original = tiny.save_checkpoint(tmp_path / "there", "bert"), tiny.tiny_hf("bert")
+    original.config.architectures = [type(original).__name__]
+    with pytest.warns(HcLensWarning, match="with the tokenizer as TransformerLens has it"):
+        bridge = TransformerBridge.boot_transformers(
+            str(folder), hf_model=original, tokenizer=tokenizer, device="cpu"
+        )
+    assert bridge.tokenizer("a doctor")["input_ids"] == tokenizer("a doctor")["input_ids"]
 
 
 @bridges_only
